@@ -1,0 +1,58 @@
+"""North Mini Code (`cohere2_moe`) in JAX: load a checkpoint, run it, serve it, study its numerics.
+
+>>> import north_jax
+>>> model = north_jax.load("north-nano")
+>>> logits = north_jax.forward(model.config, model.params, tokens)  # [B, T] -> [B, T, V]
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Public name -> the private module that defines it; imported on first use, so that `import north_jax` stays quick.
+_PUBLIC = {
+    "Config": "config",
+    "ConfigError": "config",
+    "North": "model",
+    "param_axes": "model",
+    "param_shapes": "model",
+    "forward": "forward",
+    "forward_with_taps": "forward",
+    "PageTables": "kv_cache",
+    "PagedRows": "kv_cache",
+    "init_cache": "kv_cache",
+    "prefill": "inference",
+    "decode_step": "inference",
+    "SamplingParams": "sampling",
+    "generate": "generate",
+    "load": "checkpoint",
+    "export": "checkpoint",
+    "save": "checkpoint",
+    "restore": "checkpoint",
+}
+__all__ = ["__version__", *sorted(_PUBLIC)]
+
+if TYPE_CHECKING:
+    from .checkpoint import export, load, restore, save
+    from .config import Config, ConfigError
+    from .forward import forward, forward_with_taps
+    from .generate import generate
+    from .inference import decode_step, prefill
+    from .kv_cache import PagedRows, PageTables, init_cache
+    from .model import North, param_axes, param_shapes
+    from .sampling import SamplingParams
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_PUBLIC[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,82 @@
+"""Prefill and decode over the paged KV cache, as pure functions: two thin faces of `extend`.
+
+Jit them with `config` static and `cache` donated, so that the pages are updated in place:
+
+>>> step = jax.jit(decode_step, static_argnums=0, donate_argnums=2)
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from .attention import paged_attention
+from .config import Config
+from .kv_cache import KVCache, PageTables
+from .layers import Array, Params, embed, head, linear, norm, project_qkv
+from .model import feed_forward
+from .native import kv_write
+
+
+def extend(
+    config: Config, params: Params, cache: KVCache, tables: PageTables, tokens: Array, start: Array, length: Array
+) -> tuple[KVCache, Array]:
+    """Appends tokens to N rows: writes their keys and values into pages and runs every layer on them.
+
+    Args:
+      config: the model's configuration.
+      params: DESIGN.md, "Parameters".
+      cache: one array of pages a layer.
+      tables: page numbers of the N rows, covering positions up to start + length.
+      tokens: [N, T] int32; entries at or beyond length[i] are padding.
+      start: [N] int32, positions the row holds already.
+      length: [N] int32, tokens appended; 0 for an idle row.
+
+    Returns:
+      the updated cache, and the last layer's output [N, T, D] (padding meaningless but finite).
+    """
+    positions = start[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)  # [N, T]
+    x = embed(params, tokens)
+    updated = list(cache)
+    for i in range(config.num_hidden_layers):
+        layer = params["layers"][i]
+        table = jnp.asarray(tables.of_layer(config, i))
+        h = norm(config, x, layer["norm"])
+        q, k, v = project_qkv(config, i, h, layer["qkv"], positions)
+        updated[i] = kv_write(updated[i], k.astype(cache[i].dtype), v.astype(cache[i].dtype), table, start, length)
+        mixed = paged_attention(q, updated[i], table, start, length, config.window(i))
+        x = x + linear(mixed.reshape(*h.shape[:-1], -1), layer["o"]) + feed_forward(config, i, layer["mlp"], h)
+    return tuple(updated), x
+
+
+def prefill(
+    config: Config, params: Params, cache: KVCache, tables: PageTables, tokens: Array, start: Array, length: Array
+) -> tuple[KVCache, Array]:
+    """`extend` by a chunk of each prompt, and the logits after each row's last token.
+
+    Returns:
+      the updated cache, and float32 logits [N, V] (meaningless for a row of length 0).
+    """
+    cache, x = extend(config, params, cache, tables, tokens, start, length)
+    last = jnp.maximum(length - 1, 0)
+    x = jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]  # [N, D]
+    return cache, head(config, params, x)
+
+
+def decode_step(
+    config: Config, params: Params, cache: KVCache, tables: PageTables, tokens: Array, start: Array, active: Array
+) -> tuple[KVCache, Array]:
+    """`extend` by one token in every active slot.
+
+    Args:
+      config: the model's configuration.
+      params: DESIGN.md, "Parameters".
+      cache: one array of pages a layer.
+      tables: page numbers of the slots.
+      tokens: [S] int32, the newest token of each slot, not yet in the cache.
+      start: [S] int32, positions each slot holds already.
+      active: [S] bool; the others are idle.
+
+    Returns:
+      the updated cache, and float32 logits [S, V] (meaningless for an idle slot).
+    """
+    return prefill(config, params, cache, tables, tokens[:, None], start, active.astype(jnp.int32))

@@ -1,0 +1,200 @@
+"""The paged KV cache: device arrays of pages, and the host's account of who owns which page.
+
+A page holds the keys and values of 64 positions of one layer, `[2 (k, v), K, 64, d]`, so one head's part is contiguous.
+Layers form two groups with page numbers of their own: *full* layers keep every position, *sliding* layers a window, in a
+ring of table entries. Position p of a row lies in entry `(p // 64) % entries` of the row's table in both groups; −1 is
+"no page".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .config import FULL, SLIDING, Config
+
+PAGE_SIZE = 64  # positions a page holds
+NO_PAGE = -1
+
+type KVCache = tuple[jax.Array, ...]  # one array a layer: [pages of its group, 2, K, PAGE_SIZE, d]
+
+
+class PageTables(NamedTuple):
+    """Page numbers of N rows, int32, NO_PAGE where there is none: device or host arrays."""
+
+    full: jax.Array | np.ndarray  # [N, entries]
+    sliding: jax.Array | np.ndarray  # [N, ring]
+
+    def of_layer(self, config: Config, layer: int) -> jax.Array | np.ndarray:
+        """The table of the group that `layer` belongs to."""
+        return self.full if config.layer_types[layer] == FULL else self.sliding
+
+
+class OutOfPages(RuntimeError):
+    """A group has fewer free pages than a row needs; nothing was changed."""
+
+
+def pages_for(positions: int) -> int:
+    """Pages that hold `positions` positions from a page's start on."""
+    return -(-positions // PAGE_SIZE)
+
+
+def ring_entries(config: Config, max_context: int, max_chunk: int) -> int:
+    """Table entries a sliding row needs: its window and a chunk of `max_chunk` new tokens, wherever they begin."""
+    if SLIDING not in config.layer_types:
+        return 1
+    return min(pages_for(config.sliding_window - 1 + max_chunk) + 1, pages_for(max_context))
+
+
+def init_cache(config: Config, *, full_pages: int, sliding_pages: int, dtype: jnp.dtype | str) -> KVCache:
+    """Allocates the pages of all layers, zeroed.
+
+    Args:
+      config: the model's configuration.
+      full_pages: pages of every full layer.
+      sliding_pages: pages of every sliding layer.
+      dtype: of keys and values.
+    """
+    shape = (2, config.num_key_value_heads, PAGE_SIZE, config.head_dim)
+    counts = {FULL: full_pages, SLIDING: sliding_pages}
+    return tuple(jnp.zeros((counts[kind], *shape), dtype) for kind in config.layer_types)
+
+
+def cache_bytes(config: Config, *, full_pages: int, sliding_pages: int, itemsize: int) -> int:
+    """Bytes that `init_cache` allocates."""
+    per_page = 2 * config.num_key_value_heads * PAGE_SIZE * config.head_dim * itemsize
+    full = config.layer_types.count(FULL)
+    return per_page * (full * full_pages + (config.num_hidden_layers - full) * sliding_pages)
+
+
+class PageAllocator:
+    """The free list of one group: pages are numbers from 0 to `count` − 1."""
+
+    def __init__(self, count: int) -> None:
+        if count < 1:
+            raise ValueError(f"a page group needs at least one page, got {count}")
+        self.count = count
+        self._free = list(range(count - 1, -1, -1))  # the lowest number is handed out first
+        self._used = [False] * count
+
+    @property
+    def free(self) -> int:
+        """Pages nobody owns."""
+        return len(self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        """Takes `count` pages. Raises OutOfPages, without effect, when fewer are free."""
+        if count > len(self._free):
+            raise OutOfPages(f"{count} pages needed, {len(self._free)} of {self.count} are free")
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
+            self._used[page] = True
+        return pages
+
+    def release(self, pages: list[int]) -> None:
+        """Gives pages back. Raises ValueError for a page that is not in use."""
+        for page in pages:
+            if not 0 <= page < self.count or not self._used[page]:
+                raise ValueError(f"page {page} is not in use")
+            self._used[page] = False
+            self._free.append(page)
+
+
+@dataclasses.dataclass
+class _Group:
+    """One group's allocator and tables, and the half-open range of logical pages that each row holds."""
+
+    allocator: PageAllocator
+    table: np.ndarray  # [rows, entries] int32
+    held: list[range]
+
+    def plan(self, row: int, first: int, end: int) -> tuple[range, range]:
+        """Logical pages to drop and to add so that the row holds [first, end)."""
+        held = self.held[row]
+        keep_from = min(max(first, held.start), held.stop)
+        return range(held.start, keep_from), range(max(held.stop, first), max(end, held.stop))
+
+    def apply(self, row: int, drop: range, add: range) -> None:
+        """Drops first, so that what a row gives up serves its own growth."""
+        entries = self.table.shape[1]
+        for page in drop:
+            self.allocator.release([int(self.table[row, page % entries])])
+            self.table[row, page % entries] = NO_PAGE
+        for page, number in zip(add, self.allocator.allocate(len(add)), strict=True):
+            self.table[row, page % entries] = number
+        start = drop.stop if drop.stop < self.held[row].stop else (add.start if add else drop.stop)
+        self.held[row] = range(start, add.stop if add else max(self.held[row].stop, start))
+
+
+class PagedRows:
+    """Who owns which page: tables for a fixed number of rows over two groups of pages."""
+
+    def __init__(
+        self, config: Config, *, rows: int, max_context: int, max_chunk: int, full_pages: int, sliding_pages: int
+    ) -> None:
+        """Sizes the tables.
+
+        Args:
+          config: the model's configuration.
+          rows: rows of the tables, one a slot.
+          max_context: most positions a row may hold.
+          max_chunk: most tokens appended at once; the ring of a sliding row has room for them.
+          full_pages: pages of the full group.
+          sliding_pages: pages of the sliding group.
+        """
+        self._window = config.sliding_window
+        self.max_context = max_context
+        self.max_chunk = max_chunk
+
+        def group(entries: int, pages: int) -> _Group:
+            table = np.full((rows, entries), NO_PAGE, np.int32)
+            return _Group(PageAllocator(pages), table, [range(0)] * rows)
+
+        self._full = group(pages_for(max_context), full_pages)
+        self._sliding = group(ring_entries(config, max_context, max_chunk), sliding_pages)
+
+    @property
+    def tables(self) -> PageTables:
+        """The tables as they stand: the live host arrays; copy them before a device call outlives a change."""
+        return PageTables(self._full.table, self._sliding.table)
+
+    @property
+    def free(self) -> tuple[int, int]:
+        """Free pages of the full and of the sliding group."""
+        return self._full.allocator.free, self._sliding.allocator.free
+
+    def grow(self, row: int, start: int, end: int) -> None:
+        """Makes room for positions [start, end) of a row and frees sliding pages that left the window.
+
+        Raises:
+          ValueError: end exceeds max_context, or the range exceeds max_chunk.
+          OutOfPages: a group has too few free pages; nothing was changed.
+        """
+        if end > self.max_context:
+            raise ValueError(f"row {row} would hold {end} positions, max_context is {self.max_context}")
+        if end - start > self.max_chunk:
+            raise ValueError(f"{end - start} tokens at once, max_chunk is {self.max_chunk}")
+        first_seen = max(start - self._window + 1, 0) // PAGE_SIZE
+        full = self._full.plan(row, 0, pages_for(end))
+        sliding = self._sliding.plan(row, first_seen, pages_for(end))
+        for name, group, (drop, add) in (("full", self._full, full), ("sliding", self._sliding, sliding)):
+            if len(add) - len(drop) > group.allocator.free:
+                raise OutOfPages(
+                    f"row {row} needs {len(add) - len(drop)} more {name} pages for {end} positions, "
+                    f"{group.allocator.free} of {group.allocator.count} are free"
+                )
+        self._full.apply(row, *full)
+        self._sliding.apply(row, *sliding)
+
+    def release(self, row: int) -> None:
+        """Frees every page of a row."""
+        for group in (self._full, self._sliding):
+            held = group.held[row]
+            entries = group.table.shape[1]
+            group.allocator.release([int(group.table[row, page % entries]) for page in held])
+            group.table[row] = NO_PAGE
+            group.held[row] = range(0)

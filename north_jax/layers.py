@@ -1,0 +1,98 @@
+"""The mathematics of a layer, as pure functions over arrays.
+
+Weights keep the checkpoint's orientation [out, in] and are contracted over their last axis. Products accumulate in
+float32; norms and rotations are computed in float32 whatever the weights' dtype. The formulas are those of Transformers'
+`Cohere2Moe…` modules, against which tests/test_golden.py compares them.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from .config import Config
+
+type Array = jax.Array
+type Params = dict  # a nested dict of arrays; DESIGN.md, "Parameters"
+
+
+def contract(subscripts: str, a: Array, b: Array) -> Array:
+    """`einsum` with a float32 result: bf16 operands accumulate in float32, float32 operands are not rounded to TF32."""
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    return jnp.einsum(subscripts, a, b, precision=precision, preferred_element_type=jnp.float32)
+
+
+def linear(x: Array, weight: Array) -> Array:
+    """x [..., in] times weight [out, in], transposed; the float32 sum is rounded to x's dtype."""
+    return contract("...i,oi->...o", x, weight).astype(x.dtype)
+
+
+def norm(config: Config, x: Array, weight: Array) -> Array:
+    """RMSNorm, or LayerNorm without bias, over the last axis of x [..., D]; weight [D]."""
+    y = x.astype(jnp.float32)
+    if config.norm_type == "layer":
+        y = y - jnp.mean(y, axis=-1, keepdims=True)
+    y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + config.norm_eps)
+    return (y * weight.astype(jnp.float32)).astype(x.dtype)
+
+
+def rotate(config: Config, x: Array, positions: Array) -> Array:
+    """Rotary position encoding on interleaved pairs (2i, 2i + 1) of every head.
+
+    Args:
+      config: gives rope_theta and head_dim.
+      x: [..., T, heads, d], queries or keys.
+      positions: [..., T] int32, absolute positions.
+    """
+    d = config.head_dim
+    frequency = 1.0 / config.rope_theta ** (jnp.arange(0, d, 2, dtype=jnp.float32) / d)  # [d/2]
+    angle = positions[..., None, None].astype(jnp.float32) * frequency  # [..., T, 1, d/2]
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], d // 2, 2)
+    even, odd = pairs[..., 0], pairs[..., 1]
+    rotated = jnp.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1)
+    return rotated.reshape(x.shape).astype(x.dtype)
+
+
+def project_qkv(config: Config, layer: int, h: Array, weight: Array, positions: Array) -> tuple[Array, Array, Array]:
+    """Queries, keys and values of one layer, rotated where the layer uses RoPE.
+
+    Args:
+      config: the model's configuration.
+      layer: index of the layer, which decides whether it rotates.
+      h: [..., T, D], the normalised input.
+      weight: [(H + 2K)·d, D], rows of all query heads, then all key heads, then all value heads.
+      positions: [..., T] int32.
+
+    Returns:
+      q [..., T, H, d], k [..., T, K, d], v [..., T, K, d].
+    """
+    heads, kv_heads, d = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    fused = linear(h, weight).reshape(*h.shape[:-1], heads + 2 * kv_heads, d)
+    q, k, v = jnp.split(fused, [heads, heads + kv_heads], axis=-2)
+    if config.rope_layers[layer]:
+        q, k = rotate(config, q, positions), rotate(config, k, positions)
+    return q, k, v
+
+
+def swiglu(gate_up: Array) -> Array:
+    """silu(gate) · up for gate_up [..., 2F], gate first; in float32, returned as float32 [..., F]."""
+    gate, up = jnp.split(gate_up.astype(jnp.float32), 2, axis=-1)
+    return jax.nn.silu(gate) * up
+
+
+def dense_mlp(mlp: Params, h: Array) -> Array:
+    """The MLP of a dense layer: h [..., D] → [..., D]; gate_up [2F, D], down [D, F]."""
+    hidden = swiglu(contract("...i,oi->...o", h, mlp["gate_up"]))
+    return linear(hidden.astype(h.dtype), mlp["down"])
+
+
+def embed(params: Params, tokens: Array) -> Array:
+    """Rows of the embedding [V, D] for tokens [...] int32; not scaled. Tokens outside the vocabulary give NaN."""
+    return params["embed"].at[tokens].get(mode="fill")
+
+
+def head(config: Config, params: Params, x: Array) -> Array:
+    """Final norm and tied head: x [..., D] → float32 logits [..., V], times logit_scale."""
+    h = norm(config, x, params["final_norm"])
+    return contract("...i,vi->...v", h, params["embed"]) * config.logit_scale

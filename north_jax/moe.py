@@ -1,0 +1,127 @@
+"""The mixture-of-experts layer: router, and three equal ways to run the experts.
+
+`dense` runs every expert on every token: the plain reading of the formula, and the quickest where experts are few and
+small. `gathered` fetches the selected experts' weights for each token: decode with few rows. `tiled` sorts the
+assignments by expert and walks tiles of one expert each: long sequences and many experts, at the cost of the useful work
+plus at most one partial tile an expert.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from .config import Config
+from .layers import Array, Params, contract, swiglu
+
+type Method = Literal["auto", "dense", "gathered", "tiled"]
+TILE = 32  # rows of a tile of the tiled method
+
+
+def route(config: Config, router: Array, h: Array) -> tuple[Array, Array, Array]:
+    """Selects the experts of each token.
+
+    Logits are float32; among equal logits the lowest index is taken first. Weights are the sigmoid of the selected
+    logits (divided by their sum where `norm_topk_prob`), or the softmax over the selected logits.
+
+    Args:
+      config: gives top-k and the selection function.
+      router: [E, D].
+      h: [..., D], the normalised input.
+
+    Returns:
+      experts [..., k] int32, weights [..., k] float32, logits [..., E] float32.
+    """
+    logits = contract("...d,ed->...e", h, router)
+    selected, experts = jax.lax.top_k(logits, config.num_experts_per_tok)
+    if config.expert_selection_fn == "softmax":
+        weights = jax.nn.softmax(selected, axis=-1)
+    else:
+        weights = jax.nn.sigmoid(selected)
+        if config.norm_topk_prob:
+            weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+    return experts, weights, logits
+
+
+def moe(config: Config, mlp: Params, h: Array, method: Method = "auto") -> Array:
+    """The MoE layer: h [..., D] → [..., D]; mlp holds router [E, D], gate_up [E, 2I, D], down [E, D, I]."""
+    experts, weights, _ = route(config, mlp["router"], h)
+    return run_experts(config, mlp, h, experts, weights, method)
+
+
+def run_experts(
+    config: Config, mlp: Params, h: Array, experts: Array, weights: Array, method: Method = "auto"
+) -> Array:
+    """Sum of the selected experts' outputs, times their weights, accumulated in float32.
+
+    Args:
+      config: the model's configuration.
+      mlp: gate_up [E, 2I, D], gate rows first, and down [E, D, I].
+      h: [..., D].
+      experts: [..., k] int32.
+      weights: [..., k] float32.
+      method: how; "auto" chooses by the sizes.
+
+    Returns:
+      [..., D] in h's dtype.
+    """
+    shape = h.shape
+    rows = h.reshape(-1, shape[-1])  # [T, D]
+    experts = experts.reshape(-1, experts.shape[-1])  # [T, k]
+    weights = weights.reshape(experts.shape)
+    if method == "auto":
+        method = _choose(config, rows.shape[0])
+    run = {"dense": _dense, "gathered": _gathered, "tiled": _tiled}[method]
+    return run(mlp, rows, experts, weights).astype(h.dtype).reshape(shape)
+
+
+def _choose(config: Config, tokens: int) -> Method:
+    """Few experts: dense. Fewer assignments than experts: gather them. Otherwise tiles."""
+    if config.num_experts <= 4 * config.num_experts_per_tok:
+        return "dense"
+    return "gathered" if tokens * config.num_experts_per_tok < config.num_experts else "tiled"
+
+
+def _dense(mlp: Params, h: Array, experts: Array, weights: Array) -> Array:
+    """h [T, D] → float32 [T, D]."""
+    count = mlp["gate_up"].shape[0]
+    dense_weights = jnp.sum(jax.nn.one_hot(experts, count) * weights[..., None], axis=1)  # [T, E]
+    hidden = swiglu(contract("td,eid->tei", h, mlp["gate_up"])) * dense_weights[..., None]  # [T, E, I]
+    return contract("tei,edi->td", hidden.astype(h.dtype), mlp["down"])
+
+
+def _gathered(mlp: Params, h: Array, experts: Array, weights: Array) -> Array:
+    """h [T, D] → float32 [T, D]; copies T·k experts' weights."""
+    hidden = swiglu(contract("td,tkid->tki", h, mlp["gate_up"][experts])) * weights[..., None]  # [T, k, I]
+    return contract("tki,tkdi->td", hidden.astype(h.dtype), mlp["down"][experts])
+
+
+def _tiled(mlp: Params, h: Array, experts: Array, weights: Array) -> Array:
+    """h [T, D] → float32 [T, D]; a scan over tiles of TILE assignments to one expert."""
+    tokens, k = experts.shape
+    count = mlp["gate_up"].shape[0]
+    flat = experts.reshape(-1)  # [T·k]
+    order = jnp.argsort(flat, stable=True)
+    group = jnp.bincount(flat, length=count)
+    tiles = -(-group // TILE)  # a last tile of an expert may be partly empty
+    first_tile = jnp.cumsum(tiles) - tiles
+    first_row = jnp.cumsum(group) - group
+    total = -(-tokens * k // TILE) + count  # static bound on the number of tiles
+
+    tile = jnp.arange(total)
+    expert = jnp.clip(jnp.searchsorted(first_tile, tile, side="right") - 1, 0, count - 1)
+    within = (tile - first_tile[expert])[:, None] * TILE + jnp.arange(TILE)  # [tiles, TILE]
+    used = within < group[expert][:, None]
+    assignment = jnp.where(used, order[jnp.where(used, first_row[expert][:, None] + within, 0)], 0)
+    token = assignment // k
+    weight = jnp.where(used, weights.reshape(-1)[assignment], 0.0)
+
+    def step(out: Array, tile: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        expert, token, weight = tile
+        hidden = swiglu(contract("td,id->ti", h[token], mlp["gate_up"][expert])) * weight[:, None]
+        return out.at[token].add(contract("ti,di->td", hidden.astype(h.dtype), mlp["down"][expert])), None
+
+    out, _ = jax.lax.scan(step, jnp.zeros(h.shape, jnp.float32), (expert, token, weight))
+    return out

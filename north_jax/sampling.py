@@ -1,0 +1,124 @@
+"""Sampling: what a request asks for, and the draw of a whole batch on the device.
+
+The order is temperature, then top-k, then top-p and min-p over what top-k left. The draw is an inverse CDF in token order
+with one uniform number per row and position, so a row's tokens depend on its own seed, position and logits alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .layers import Array
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request draws its tokens.
+
+    Attributes:
+      temperature: 0 for greedy; logits are divided by it otherwise.
+      top_k: keep the k likeliest tokens; 0 keeps all.
+      top_p: keep the smallest set of likeliest tokens whose probability reaches top_p; 1 keeps all.
+      min_p: keep tokens at least min_p times as likely as the likeliest; 0 keeps all.
+      seed: 64 bits; the same seed draws the same tokens.
+
+    Raises:
+      ValueError: a value is out of range; the message names it.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise ValueError(f"temperature must be a finite number >= 0, got {self.temperature}")
+        if not 0 <= self.top_k < 2**31:
+            raise ValueError(f"top_k must be >= 0 (0 keeps all), got {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p must be in [0, 1], got {self.min_p}")
+
+
+class SamplingBatch(NamedTuple):
+    """`SamplingParams` of S slots as arrays."""
+
+    temperature: Array | np.ndarray  # [S] float32
+    top_k: Array | np.ndarray  # [S] int32
+    top_p: Array | np.ndarray  # [S] float32
+    min_p: Array | np.ndarray  # [S] float32
+    seed: Array | np.ndarray  # [S, 2] uint32: high word, low word
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams]) -> SamplingBatch:
+        """Host arrays for one SamplingParams a slot."""
+        words = [((p.seed >> 32) & 0xFFFFFFFF, p.seed & 0xFFFFFFFF) for p in params]
+        return cls(
+            np.array([p.temperature for p in params], np.float32),
+            np.array([p.top_k for p in params], np.int32),
+            np.array([p.top_p for p in params], np.float32),
+            np.array([p.min_p for p in params], np.float32),
+            np.array(words, np.uint32).reshape(-1, 2),
+        )
+
+
+def sample(logits: Array, batch: SamplingBatch, positions: Array) -> Array:
+    """Draws one token a row.
+
+    Args:
+      logits: [S, V] float32.
+      batch: the rows' parameters.
+      positions: [S] int32, the position the token will take: with the seed it fixes the random number.
+
+    Returns:
+      [S] int32. Greedy rows take the lowest token among equal maxima.
+    """
+    greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    drawing = jnp.asarray(batch.temperature) > 0
+    return jax.lax.cond(
+        jnp.any(drawing), lambda: jnp.where(drawing, _draw(logits, batch, positions), greedy), lambda: greedy
+    )
+
+
+def _draw(logits: Array, batch: SamplingBatch, positions: Array) -> Array:
+    temperature = jnp.asarray(batch.temperature)[:, None]
+    scaled = logits / jnp.where(temperature > 0, temperature, 1)
+    weights = jnp.exp(scaled - jnp.max(scaled, axis=-1, keepdims=True))  # the likeliest token has weight 1
+    filtered = (
+        jnp.any(jnp.asarray(batch.top_k) > 0) | jnp.any(jnp.asarray(batch.top_p) < 1) | jnp.any(batch.min_p > 0)
+    )
+    weights = jax.lax.cond(filtered, lambda: _filter(weights, batch), lambda: weights)
+    cumulative = jnp.cumsum(weights, axis=-1)
+    keys = jax.random.wrap_key_data(jnp.asarray(batch.seed))
+    uniform = jax.vmap(lambda key, position: jax.random.uniform(jax.random.fold_in(key, position)))(keys, positions)
+    target = uniform[:, None] * cumulative[:, -1:]
+    # First token whose cumulative weight exceeds the target; rounding may lead past the end, so the last one is a bound.
+    token = jnp.sum(cumulative <= target, axis=-1)
+    last = logits.shape[-1] - 1 - jnp.argmax(weights[:, ::-1] > 0, axis=-1)
+    return jnp.minimum(token, last).astype(jnp.int32)
+
+
+def _filter(weights: Array, batch: SamplingBatch) -> Array:
+    """Zeroes the weights [S, V] that top-k, top-p or min-p exclude; ties are ranked by token."""
+    vocabulary = weights.shape[-1]
+    order = jnp.argsort(-weights, axis=-1, stable=True)
+    ranked = jnp.take_along_axis(weights, order, axis=-1)
+    top_k = jnp.asarray(batch.top_k)[:, None]
+    rank = jnp.arange(vocabulary)[None]
+    ranked = jnp.where((rank < top_k) | (top_k == 0), ranked, 0)
+    before = jnp.cumsum(ranked, axis=-1) - ranked  # weight of the likelier tokens
+    top_p = jnp.asarray(batch.top_p)[:, None]
+    keep = (before < top_p * jnp.sum(ranked, axis=-1, keepdims=True)) | (top_p >= 1)
+    keep = (keep & (ranked >= jnp.asarray(batch.min_p)[:, None] * ranked[:, :1])) | (rank == 0)
+    kept = jnp.where(keep, ranked, 0)
+    return jnp.put_along_axis(jnp.zeros_like(weights), order, kept, axis=-1, inplace=False)

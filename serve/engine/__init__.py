@@ -1,0 +1,1 @@
+"""The engine: continuous batching of token requests over jitted prefill and decode."""

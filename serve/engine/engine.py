@@ -1,0 +1,136 @@
+"""The engine: one thread that runs the scheduler's work on the device and delivers tokens."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from north_jax.config import Config
+from north_jax.layers import Params
+
+from .memory import CachePlan
+from .runner import Runner
+from .scheduler import Delivery, Scheduler
+from .types import EngineRequest, EngineStats, QueueFull, TokenEvent
+
+_log = logging.getLogger(__name__)
+
+type Deliver = Callable[[TokenEvent], None]
+
+
+class JaxEngine:
+    """Continuous batching over jitted prefill and decode in pure JAX; see `types.Engine` for the contract."""
+
+    def __init__(self, config: Config, params: Params, plan: CachePlan, *, max_queue: int) -> None:
+        """Allocates the KV cache; `start` compiles and begins to serve.
+
+        Args:
+          config: the model's configuration.
+          params: DESIGN.md, "Parameters".
+          plan: slots, context, chunk and pages, from `memory.plan_cache`.
+          max_queue: requests that may wait for a slot.
+        """
+        self.max_context = plan.max_context
+        sizes = {"slots": plan.slots, "chunk": plan.chunk, "prefill_rows": plan.prefill_rows}
+        pages = {"full_pages": plan.full_pages, "sliding_pages": plan.sliding_pages}
+        self._scheduler = Scheduler(config, max_context=plan.max_context, max_queue=max_queue, **sizes, **pages)
+        self._runner = Runner(config, params, **sizes, **pages)
+        self._slots = plan.slots
+        self._deliver: dict[str, Deliver] = {}
+        self._cancelled: deque[str] = deque()
+        self._changed = threading.Condition()  # guards the scheduler, _deliver, _cancelled and the two flags
+        self._draining = False
+        self._stopped = False
+        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Compiles every shape, then starts the thread."""
+        self._runner.warm_up(self._scheduler.rows.tables)
+        self._thread.start()
+
+    def submit(self, request: EngineRequest, deliver: Deliver) -> None:
+        """Queues a request. Raises RequestTooLong, QueueFull, or ValueError for an id that is in use."""
+        with self._changed:
+            self._scheduler.check(request)
+            if self._draining:
+                raise QueueFull(retry_after_s=10.0)
+            if request.request_id in self._deliver:
+                raise ValueError(f"request id {request.request_id!r} is in use")
+            self._scheduler.add(request)
+            self._deliver[request.request_id] = deliver
+            self._changed.notify()
+
+    def cancel(self, request_id: str) -> None:
+        """Asks for a request's end; it takes effect before the next device call."""
+        with self._changed:
+            if request_id in self._deliver:
+                self._cancelled.append(request_id)
+                self._changed.notify()
+
+    def stats(self) -> EngineStats:
+        """A snapshot of queue, slots and pages."""
+        with self._changed:
+            return self._scheduler.stats()
+
+    def shutdown(self, deadline_s: float) -> None:
+        """Refuses new requests, waits up to `deadline_s` seconds for the others, cancels the rest, ends the thread."""
+        end = time.monotonic() + deadline_s
+        with self._changed:
+            self._draining = True
+            self._changed.wait_for(lambda: not self._deliver, timeout=max(end - time.monotonic(), 0))
+            self._stopped = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                self._apply_cancellations()
+                work = None if self._stopped else self._scheduler.next_work()
+                while work is None and not self._stopped:
+                    self._changed.wait()
+                    self._apply_cancellations()
+                    work = None if self._stopped else self._scheduler.next_work()
+                if work is None:
+                    self._send(self._scheduler.cancel_all())
+                    return
+                tables = self._scheduler.rows.tables
+                requests = [self._scheduler.request_of(slot) for slot in range(self._slots)]
+            try:
+                drawn = self._runner.run(work, tables, [request and request.sampling for request in requests])
+            except Exception as error:
+                _log.exception("a device call failed; its requests end with an error")
+                self._runner.reset()
+                with self._changed:
+                    self._send(self._scheduler.fail_running(f"{type(error).__name__}: {error}"))
+                continue
+            with self._changed:
+                self._send(self._scheduler.complete(work, drawn))
+
+    def _apply_cancellations(self) -> None:
+        while self._cancelled:
+            self._send(self._scheduler.cancel(self._cancelled.popleft()))
+
+    def _send(self, deliveries: list[Delivery]) -> None:
+        """Hands events to their receivers; a receiver that fails loses its request, nobody else's."""
+        for request, event in deliveries:
+            deliver = self._deliver[request.request_id]
+            if event.finish_reason is not None:
+                del self._deliver[request.request_id]
+            try:
+                deliver(event)
+            except Exception:
+                _log.exception("the receiver of request %s failed; the request is cancelled", request.request_id)
+                if event.finish_reason is None:
+                    self._deliver[request.request_id] = _discard
+                    self._cancelled.append(request.request_id)
+        if not self._deliver:
+            self._changed.notify_all()
+
+
+def _discard(event: TokenEvent) -> None:
+    """Receives the remaining events of a request whose receiver failed."""

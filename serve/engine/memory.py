@@ -1,0 +1,88 @@
+"""How many slots, positions and pages fit: planned before the cache is allocated, refused with the numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from north_jax.config import FULL, Config
+from north_jax.kv_cache import PAGE_SIZE, cache_bytes, pages_for, ring_entries
+
+CHUNK = 256  # prompt tokens appended to a row at once
+PREFILL_ROWS = 4
+_SHARE_OF_FREE_DEVICE_MEMORY = 0.8  # the rest is workspace
+_HOST_BUDGET = 4 << 30  # bytes of KV cache where the device does not report its memory
+
+
+class MemoryPlanError(ValueError):
+    """The KV cache that was asked for does not fit; the message gives the numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """Sizes of an engine's KV cache."""
+
+    slots: int
+    max_context: int
+    chunk: int
+    prefill_rows: int
+    full_pages: int
+    sliding_pages: int
+    bytes: int
+
+
+def plan_cache(
+    config: Config, dtype: jnp.dtype, *, slots: int, max_context: int | None, budget: int | None = None
+) -> CachePlan:
+    """Chooses the sizes of the KV cache.
+
+    The sliding group always has room for every slot. The full group has it too where the budget allows; otherwise slots share
+    what there is, and at least one request of `max_context` fits.
+
+    Args:
+      config: the model's configuration.
+      dtype: of keys and values.
+      slots: requests that run at once.
+      max_context: positions a request may take; None for the most that model and budget allow.
+      budget: bytes; by default a share of the device's free memory.
+
+    Raises:
+      MemoryPlanError: `max_context` exceeds the model's, or one request of that length does not fit.
+    """
+    limit = config.max_position_embeddings
+    if max_context is not None and max_context > limit:
+        raise MemoryPlanError(f"max_context {max_context} exceeds the model's {limit} positions (max_position_embeddings)")
+    budget = _free_memory() if budget is None else budget
+    itemsize = jnp.dtype(dtype).itemsize
+    wanted = max_context or limit
+    sliding = slots * ring_entries(config, wanted, CHUNK)
+    fixed = cache_bytes(config, full_pages=0, sliding_pages=sliding, itemsize=itemsize)
+    a_full_page = cache_bytes(config, full_pages=1, sliding_pages=0, itemsize=itemsize)
+    affordable = max(budget - fixed, 0) // a_full_page if FULL in config.layer_types else slots * pages_for(wanted)
+    if max_context is None and affordable:
+        wanted = min(wanted, affordable * PAGE_SIZE)
+    if affordable < pages_for(wanted):
+        need = fixed + a_full_page * pages_for(wanted)
+        raise MemoryPlanError(
+            f"one request of {wanted} positions with {slots} slots needs {need / 2**30:.2f} GiB of KV cache, "
+            f"{budget / 2**30:.2f} GiB are free: lower max_context or slots"
+        )
+    full = min(affordable, slots * pages_for(wanted))
+    return CachePlan(
+        slots=slots,
+        max_context=wanted,
+        chunk=min(CHUNK, wanted),
+        prefill_rows=min(PREFILL_ROWS, slots),
+        full_pages=full,
+        sliding_pages=sliding,
+        bytes=fixed + a_full_page * full,
+    )
+
+
+def _free_memory() -> int:
+    stats = jax.devices()[0].memory_stats() or {}
+    if "bytes_limit" not in stats:
+        return _HOST_BUDGET
+    return int((stats["bytes_limit"] - stats["bytes_in_use"]) * _SHARE_OF_FREE_DEVICE_MEMORY)

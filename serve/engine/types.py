@@ -1,0 +1,85 @@
+"""The boundary between the protocol layer and the engine: what is asked, what comes back, and nothing about either side.
+
+The protocol layer turns HTTP requests into `EngineRequest`s and text out of `TokenEvent`s; an engine sees token ids only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from north_jax.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One sequence to generate. `request_id` is unique among the requests that the engine holds."""
+
+    request_id: str
+    prompt: tuple[int, ...]  # token ids, at least one
+    max_tokens: int  # >= 1; len(prompt) + max_tokens <= engine.max_context
+    sampling: SamplingParams
+    stop_token_ids: frozenset[int]
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # a stop token was drawn
+    LENGTH = "length"  # max_tokens were generated
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class TokenEvent(NamedTuple):
+    """One step of one request. The last event of a request, and only that one, has a `finish_reason`.
+
+    The stop token itself is not delivered: its event has `token` None and the reason STOP.
+    """
+
+    token: int | None  # None when the event only ends the request
+    finish_reason: FinishReason | None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot, for health and metrics. Pages are counted over both groups of the KV cache."""
+
+    queued: int
+    running: int
+    pages_used: int
+    pages_total: int
+
+
+class QueueFull(Exception):
+    """The engine holds as many waiting requests as it may; try again after `retry_after_s` seconds."""
+
+    def __init__(self, retry_after_s: float) -> None:
+        super().__init__(f"the request queue is full; retry after {retry_after_s:g} s")
+        self.retry_after_s = retry_after_s
+
+
+class RequestTooLong(Exception):
+    """Prompt and max_tokens together exceed what the engine can ever hold."""
+
+
+class Engine(Protocol):
+    max_context: int
+
+    def submit(self, request: EngineRequest, deliver: Callable[[TokenEvent], None]) -> None:
+        """Queues a request; thread-safe. `deliver` is called from the engine's thread and must not block.
+
+        Raises QueueFull or RequestTooLong.
+        """
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request early; thread-safe, idempotent, unknown ids are ignored. A CANCELLED event follows."""
+
+    def stats(self) -> EngineStats: ...
+
+    def start(self) -> None: ...
+
+    def shutdown(self, deadline_s: float) -> None:
+        """Takes no new request, lets the running ones finish for `deadline_s` seconds, then cancels what is left."""

@@ -1,0 +1,168 @@
+"""The engine end to end on a tiny model: concurrent requests equal lone ones, cancellations, failures, shutdown."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import tiny_config, tiny_params
+
+from north_jax.generate import generate
+from north_jax.sampling import SamplingParams
+from serve.engine.engine import JaxEngine
+from serve.engine.memory import MemoryPlanError, plan_cache
+from serve.engine.types import EngineRequest, FinishReason, QueueFull, RequestTooLong
+
+CONFIG = tiny_config()
+
+
+@pytest.fixture(scope="module")
+def params():
+    return tiny_params(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def engine(params):
+    plan = plan_cache(CONFIG, jnp.dtype(jnp.float32), slots=4, max_context=512, budget=1 << 24)
+    engine = JaxEngine(CONFIG, params, plan, max_queue=30)
+    engine.start()
+    yield engine
+    engine.shutdown(5)
+
+
+def request(name, prompt, max_tokens=12, stop=(), **sampling):
+    return EngineRequest(name, tuple(prompt), max_tokens, SamplingParams(**sampling), frozenset(stop))
+
+
+def collect(engine, *requests):
+    """Submits all, waits for all; request id → (tokens, finish reason)."""
+    events = queue.Queue()
+    for one in requests:
+        engine.submit(one, lambda event, name=one.request_id: events.put((name, event)))
+    results = {one.request_id: ([], None) for one in requests}
+    while any(reason is None for _, reason in results.values()):
+        name, event = events.get(timeout=120)
+        tokens, reason = results[name]
+        assert reason is None
+        if event.token is not None:
+            tokens.append(event.token)
+        results[name] = (tokens, event.finish_reason)
+    return results
+
+
+def prompts(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return [tuple(int(t) for t in rng.integers(4, 199, rng.integers(1, 320))) for _ in range(count)]
+
+
+def test_batched_requests_equal_lone_ones(engine, params):
+    requests = [
+        request(f"r{i}", prompt, temperature=0.0 if i % 2 else 0.8, top_p=0.9, seed=i)
+        for i, prompt in enumerate(prompts(9))
+    ]
+    together = collect(engine, *requests)
+    for one in requests:
+        assert collect(engine, one)[one.request_id] == together[one.request_id]
+        alone = list(generate(CONFIG, params, one.prompt, one.max_tokens, one.sampling, stop_token_ids=()))
+        assert together[one.request_id] == (alone, FinishReason.LENGTH)
+    assert engine.stats().pages_used == 0
+
+
+def test_stop_token_ends_without_being_delivered(engine):
+    one = request("a", prompts(1)[0], max_tokens=20, temperature=0.0)
+    tokens, _ = collect(engine, one)["a"]
+    stop = tokens[5]
+    stopped = collect(engine, request("b", one.prompt, max_tokens=20, stop=[stop], temperature=0.0))["b"]
+    assert stopped == (tokens[: tokens.index(stop)], FinishReason.STOP)
+
+
+def test_cancel_mid_generation(engine):
+    reached = threading.Event()
+    events = []
+    ended = threading.Event()
+
+    def deliver(event):
+        events.append(event)
+        if len(events) == 3:
+            reached.set()
+        if event.finish_reason is not None:
+            ended.set()
+
+    engine.submit(request("long", [5, 6, 7], max_tokens=450), deliver)
+    assert reached.wait(60)
+    engine.cancel("long")
+    engine.cancel("nobody")
+    assert ended.wait(60)
+    assert events[-1].finish_reason is FinishReason.CANCELLED
+    assert len(events) < 400
+    assert engine.stats().pages_used == 0
+
+
+def test_failing_receiver_loses_only_its_own_request(engine):
+    def broken(event):
+        raise RuntimeError("the receiver is gone")
+
+    engine.submit(request("broken", [5, 6], max_tokens=30), broken)
+    tokens, reason = collect(engine, request("fine", [8, 9], max_tokens=10))["fine"]
+    assert (len(tokens), reason) == (10, FinishReason.LENGTH)
+
+
+def test_failing_device_call_ends_its_requests_and_the_engine_lives(engine, monkeypatch):
+    monkeypatch.setattr(engine._runner, "run", lambda *_: (_ for _ in ()).throw(RuntimeError("the device is on fire")))
+    events = queue.Queue()
+    engine.submit(request("doomed", [5, 6]), events.put)
+    event = events.get(timeout=60)
+    assert event.finish_reason is FinishReason.ERROR and "the device is on fire" in event.error
+    monkeypatch.undo()
+    assert collect(engine, request("next", [5, 6]))["next"][1] is FinishReason.LENGTH
+
+
+def test_refusals(engine):
+    with pytest.raises(RequestTooLong):
+        engine.submit(request("x", [1] * 505), print)
+    events = queue.Queue()
+    for i in range(40):
+        try:
+            engine.submit(request(f"q{i}", [5] * 300, max_tokens=60), events.put)
+        except QueueFull as full:
+            assert full.retry_after_s > 0
+            break
+    else:
+        pytest.fail("the queue has no bound")
+    with pytest.raises(ValueError, match="'q0' is in use"):
+        engine.submit(request("q0", [5]), events.put)
+    for j in range(i):
+        engine.cancel(f"q{j}")
+    ends = 0
+    while ends < i:
+        ends += events.get(timeout=60).finish_reason is not None
+
+
+@pytest.mark.parametrize(("deadline", "reason"), [(60.0, FinishReason.LENGTH), (0.0, FinishReason.CANCELLED)])
+def test_shutdown_drains_or_cancels(params, deadline, reason):
+    plan = plan_cache(CONFIG, jnp.dtype(jnp.float32), slots=4, max_context=512, budget=1 << 24)
+    engine = JaxEngine(CONFIG, params, plan, max_queue=4)
+    engine.start()
+    events = queue.Queue()
+    engine.submit(request("a", [5, 6], max_tokens=300), events.put)
+    events.get(timeout=60)
+    engine.shutdown(deadline)
+    last = None
+    while not events.empty():
+        last = events.get()
+    assert last.finish_reason is reason
+    with pytest.raises(QueueFull):
+        engine.submit(request("b", [5]), events.put)
+
+
+def test_plan_cache_refuses_with_numbers():
+    dtype = jnp.dtype(jnp.float32)
+    with pytest.raises(MemoryPlanError, match="exceeds the model's 1024"):
+        plan_cache(CONFIG, dtype, slots=1, max_context=2000)
+    with pytest.raises(MemoryPlanError, match="GiB of KV cache"):
+        plan_cache(CONFIG, dtype, slots=4, max_context=1024, budget=1 << 16)
+    plan = plan_cache(CONFIG, dtype, slots=4, max_context=None, budget=1 << 23)
+    assert plan.max_context == 1024 and plan.bytes <= 1 << 23

@@ -1,0 +1,156 @@
+"""Prefill and decode over pages against the whole-sequence forward pass: ragged rows, chunks, window edges, poison."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import tiny_config, tiny_params
+
+import north_jax
+from north_jax.generate import generate
+from north_jax.kv_cache import PagedRows, PageTables, init_cache
+
+CONFIG = tiny_config()  # window 70
+LENGTH = 330  # the ring wraps, the window slides
+PAGES = {"full_pages": 17, "sliding_pages": 13}
+forward = jax.jit(north_jax.forward, static_argnums=0)
+prefill = jax.jit(north_jax.prefill, static_argnums=0, donate_argnums=2)
+decode_step = jax.jit(north_jax.decode_step, static_argnums=0, donate_argnums=2)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return tiny_params(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def sequences():
+    return np.random.default_rng(2).integers(0, CONFIG.vocab_size, (3, LENGTH)).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def expected(params, sequences):
+    return np.asarray(forward(CONFIG, params, sequences))
+
+
+class Rows:
+    """Three rows fed from `sequences`; every page starts as NaN, so reading an unwritten one shows."""
+
+    def __init__(self, params, sequences, dtype=jnp.float32):
+        self.params, self.sequences = params, sequences
+        self.paged = PagedRows(CONFIG, rows=3, max_context=LENGTH, max_chunk=64, **PAGES)
+        self.cache = tuple(jnp.full_like(p, jnp.nan) for p in init_cache(CONFIG, **PAGES, dtype=dtype))
+        self.position = np.zeros(3, np.int32)
+
+    def feed(self, counts):
+        """Appends counts[i] tokens to row i; returns logits [3, V]."""
+        tokens = np.zeros((3, max(max(counts), 1)), np.int32)
+        for row, count in enumerate(counts):
+            start = self.position[row]
+            if count:
+                self.paged.grow(row, start, start + count)
+            tokens[row, :count] = self.sequences[row, start : start + count]
+        tables = PageTables(*(table.copy() for table in self.paged.tables))
+        arguments = (CONFIG, self.params, self.cache, tables)
+        if tokens.shape[1] == 1:
+            active = np.array(counts, bool)
+            self.cache, logits = decode_step(*arguments, tokens[:, 0], self.position.copy(), active)
+        else:
+            padded = np.zeros((3, 64), np.int32)
+            padded[:, : tokens.shape[1]] = tokens
+            self.cache, logits = prefill(*arguments, padded, self.position.copy(), np.array(counts, np.int32))
+        self.position += np.array(counts, np.int32)
+        return np.asarray(logits)
+
+
+def worst(rows, logits, expected, counts):
+    scale = np.abs(expected).max()
+    return max(
+        np.abs(logits[row] - expected[row, rows.position[row] - 1]).max() / scale
+        for row, count in enumerate(counts)
+        if count
+    )
+
+
+def test_ragged_chunks_then_ragged_decode(params, sequences, expected):
+    rows = Rows(params, sequences)
+    for counts in [(64, 1, 0), (5, 64, 0), (0, 64, 63), (64, 3, 2), (64, 60, 0), (3, 64, 0)]:
+        assert worst(rows, rows.feed(counts), expected, counts) < 2e-5
+    for step in range(80):
+        counts = (int(rows.position[0] < LENGTH), int(step % 3 != 0), int(step > 40))
+        assert worst(rows, rows.feed(counts), expected, counts) < 2e-5
+
+
+@pytest.mark.parametrize("offset", [0, 1, 5, 6, 31, 63])
+def test_chunk_boundaries_at_window_and_page_edges(params, sequences, expected, offset):
+    """The window is 70 and pages are 64: boundaries around both, and around the ring's wrap."""
+    rows = Rows(params, sequences)
+    if offset:
+        rows.feed((offset, 0, 0))
+    while rows.position[0] + 64 <= 260:
+        assert worst(rows, rows.feed((64, 0, 0)), expected, (1, 0, 0)) < 2e-5
+    for _ in range(8):
+        assert worst(rows, rows.feed((1, 0, 0)), expected, (1, 0, 0)) < 2e-5
+
+
+def test_a_reused_page_does_not_leak(params, sequences, expected):
+    """A row that ends gives its pages to the next; the newcomer reads only its own."""
+    rows = Rows(params, sequences)
+    for _ in range(4):
+        rows.feed((64, 64, 0))
+    rows.paged.release(0)
+    rows.position[0] = 0
+    assert worst(rows, rows.feed((3, 0, 64)), expected, (1, 0, 1)) < 2e-5
+
+
+def test_neighbours_do_not_matter(params, sequences):
+    """Given equal KV, a row's logits have the same bits whatever its neighbours do."""
+    alone, crowded = Rows(params, sequences), Rows(params, sequences)
+    for _ in range(2):
+        alone.feed((64, 0, 0))
+        crowded.feed((64, 31, 64))
+    for _ in range(5):
+        a, b = alone.feed((1, 0, 0)), crowded.feed((1, 1, 1))
+        assert (a[0] == b[0]).all()
+
+
+def test_idle_rows_write_nothing(params, sequences):
+    rows = Rows(params, sequences)
+    rows.feed((64, 64, 64))
+    before = [np.asarray(pages) for pages in rows.cache]
+    rows.feed((0, 0, 0))
+    for a, b in zip(before, rows.cache, strict=True):
+        np.testing.assert_array_equal(a, np.asarray(b))
+
+
+def test_the_cache_is_updated_in_place(params, sequences):
+    rows = Rows(params, sequences)
+    rows.feed((64, 64, 64))
+    rows.feed((1, 1, 1))  # both shapes are compiled now
+    before = [pages.unsafe_buffer_pointer() for pages in rows.cache]
+    rows.feed((64, 64, 64))
+    rows.feed((1, 0, 1))
+    assert [pages.unsafe_buffer_pointer() for pages in rows.cache] == before
+
+
+def test_generate_is_greedy_decoding(params, sequences):
+    prompt = [int(token) for token in sequences[0][:150]]
+    out = list(generate(CONFIG, params, prompt, 40, stop_token_ids=()))
+    logits = forward(CONFIG, params, np.array([prompt + out], np.int32))[0, len(prompt) - 1 : -1]
+    best = np.sort(np.asarray(logits), axis=-1)
+    clear = best[:, -1] - best[:, -2] > 1e-3
+    assert clear.sum() > 30
+    assert (np.argmax(logits, axis=-1) == np.array(out))[clear].all()
+    stop = out[10]
+    assert list(generate(CONFIG, params, prompt, 40, stop_token_ids={stop})) == out[: out.index(stop)]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "named"),
+    [([], 1, "prompt is empty"), ([199], 1, "token 199"), ([-1], 1, "token -1"), ([1] * 1000, 25, "context of 1024")],
+)
+def test_generate_refuses(params, prompt, max_tokens, named):
+    with pytest.raises(ValueError, match=named):
+        next(generate(CONFIG, params, prompt, max_tokens))

@@ -1,0 +1,106 @@
+"""Sampling: the drawn frequencies are the exact probabilities, and a row depends on itself alone."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from north_jax.sampling import SamplingBatch, SamplingParams, sample
+
+VOCABULARY = 12
+DRAWS = 20_000
+draw = jax.jit(sample)
+
+
+def exact(logits, params):
+    """Probabilities by the plain definition, in float64."""
+    scaled = np.asarray(logits, np.float64) / params.temperature
+    p = np.exp(scaled - scaled.max())
+    order = np.argsort(-p, kind="stable")
+    keep = np.zeros(len(p), bool)
+    ranked = p[order]
+    if params.top_k:
+        ranked[params.top_k :] = 0
+    ranked /= ranked.sum()
+    total = 0.0
+    for rank, token in enumerate(order):
+        likely = ranked[rank] >= params.min_p * ranked[0]
+        keep[token] = rank == 0 or ((total < params.top_p or params.top_p == 1) and likely and ranked[rank] > 0)
+        total += ranked[rank]
+    p = np.where(keep, p, 0)
+    return p / p.sum()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.5),
+        SamplingParams(temperature=1.7),
+        SamplingParams(top_k=3),
+        SamplingParams(top_k=1),
+        SamplingParams(top_p=0.7),
+        SamplingParams(top_p=0.05),
+        SamplingParams(min_p=0.2),
+        SamplingParams(temperature=1.3, top_k=8, top_p=0.8, min_p=0.05),
+    ],
+    ids=str,
+)
+def test_frequencies_are_exact(params):
+    logits = np.random.default_rng(3).normal(0, 1.5, VOCABULARY).astype(np.float32)
+    logits[5] = logits[2]  # a tie
+    many = SamplingBatch.of([SamplingParams(params.temperature, params.top_k, params.top_p, params.min_p, 77)] * DRAWS)
+    tokens = np.asarray(draw(jnp.tile(logits, (DRAWS, 1)), many, jnp.arange(DRAWS)))
+    counts = np.bincount(tokens, minlength=VOCABULARY)
+    p = exact(logits, params)
+    assert (counts[p == 0] == 0).all()
+    kept = p > 0
+    chi_square = ((counts[kept] - DRAWS * p[kept]) ** 2 / (DRAWS * p[kept])).sum()
+    degrees = kept.sum() - 1
+    assert chi_square <= degrees + 5 * np.sqrt(2 * degrees)  # five deviations
+
+
+def test_greedy_and_its_ties():
+    logits = jnp.array([[0.0, 3.0, 3.0], [5.0, 1.0, 2.0]])
+    batch = SamplingBatch.of([SamplingParams(temperature=0)] * 2)
+    assert draw(logits, batch, jnp.zeros(2, jnp.int32)).tolist() == [1, 0]
+
+
+def test_a_row_depends_on_itself_alone():
+    rng = np.random.default_rng(4)
+    logits = rng.normal(size=(4, 50)).astype(np.float32)
+    params = [SamplingParams(0.9, top_p=0.9, seed=s) for s in (1, 2**63 + 5, 3, 4)]
+    params[2] = SamplingParams(temperature=0)
+    together = draw(logits, SamplingBatch.of(params), jnp.array([9, 8, 7, 6]))
+    for row in range(4):
+        others = rng.normal(size=(4, 50)).astype(np.float32)
+        others[row] = logits[row]
+        batch = SamplingBatch.of([p if i == row else SamplingParams(seed=99) for i, p in enumerate(params)])
+        assert draw(others, batch, jnp.array([9, 8, 7, 6]))[row] == together[row]
+
+
+def test_seed_and_position_both_matter():
+    logits = jnp.zeros((1, 1000))
+
+    def one(seed, position):
+        return int(draw(logits, SamplingBatch.of([SamplingParams(seed=seed)]), jnp.array([position]))[0])
+
+    assert one(1, 5) == one(1, 5)
+    assert len({one(1, 5), one(1, 6), one(2, 5), one(1 + 2**32, 5)}) == 4
+
+
+def test_impossible_tokens_are_never_drawn():
+    logits = jnp.full((64, 8), -jnp.inf).at[:, 3].set(0.0)
+    tokens = draw(logits, SamplingBatch.of([SamplingParams(seed=i) for i in range(64)]), jnp.arange(64))
+    assert (tokens == 3).all()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", -1.0), ("temperature", float("nan")), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.1), ("min_p", 2)],
+)
+def test_out_of_range_is_named(field, value):
+    with pytest.raises(ValueError, match=field):
+        SamplingParams(**{field: value})
