@@ -19,15 +19,15 @@ _PUBLIC = {
     "North": "model",
     "param_axes": "model",
     "param_shapes": "model",
-    "forward": "forward",
-    "forward_with_taps": "forward",
+    "forward": "forward_pass",
+    "forward_with_taps": "forward_pass",
     "PageTables": "kv_cache",
     "PagedRows": "kv_cache",
     "init_cache": "kv_cache",
     "prefill": "inference",
     "decode_step": "inference",
     "SamplingParams": "sampling",
-    "generate": "generate",
+    "generate": "generation",
     "load": "checkpoint",
     "export": "checkpoint",
     "save": "checkpoint",
@@ -35,15 +35,25 @@ _PUBLIC = {
 }
 __all__ = ["__version__", *sorted(_PUBLIC)]
 
-if TYPE_CHECKING:
-    from .checkpoint import export, load, restore, save
-    from .config import Config, ConfigError
-    from .forward import forward, forward_with_taps
-    from .generate import generate
-    from .inference import decode_step, prefill
-    from .kv_cache import PagedRows, PageTables, init_cache
-    from .model import North, param_axes, param_shapes
-    from .sampling import SamplingParams
+if TYPE_CHECKING:  # what a type checker sees in place of __getattr__
+    from .checkpoint import export as export
+    from .checkpoint import load as load
+    from .checkpoint import restore as restore
+    from .checkpoint import save as save
+    from .config import Config as Config
+    from .config import ConfigError as ConfigError
+    from .forward_pass import forward as forward
+    from .forward_pass import forward_with_taps as forward_with_taps
+    from .generation import generate as generate
+    from .inference import decode_step as decode_step
+    from .inference import prefill as prefill
+    from .kv_cache import PagedRows as PagedRows
+    from .kv_cache import PageTables as PageTables
+    from .kv_cache import init_cache as init_cache
+    from .model import North as North
+    from .model import param_axes as param_axes
+    from .model import param_shapes as param_shapes
+    from .sampling import SamplingParams as SamplingParams
 
 
 def __getattr__(name: str) -> Any:

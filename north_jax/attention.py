@@ -31,9 +31,7 @@ def attention(q: Array, k: Array, v: Array, window: int | None) -> Array:
     """
     if _cudnn_applies(q):
         span = None if window is None or window >= q.shape[1] else (window - 1, 0)
-        return jax.nn.dot_product_attention(
-            q, k, v, is_causal=True, local_window_size=span, implementation="cudnn"
-        )
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=span, implementation="cudnn")
     return blocked_attention(q, k, v, window)
 
 

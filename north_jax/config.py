@@ -206,10 +206,33 @@ _ONLY_SUPPORTED: dict[str, Any] = {
 
 # Fields that say nothing about the forward pass of a decoder.
 _WITHOUT_INFLUENCE = frozenset(
-    "architectures transformers_version use_cache initializer_range output_router_logits router_aux_loss_coef "
-    "shared_expert_combination_strategy _name_or_path auto_map cache_implementation id2label label2id problem_type "
-    "return_dict output_hidden_states output_attentions torchscript use_bfloat16 pruned_heads chunk_size_feed_forward "
-    "task_specific_params tokenizer_class name_or_path layer_norm_eps use_parallel_embedding".split()
+    {
+        "_name_or_path",
+        "architectures",
+        "auto_map",
+        "cache_implementation",
+        "chunk_size_feed_forward",
+        "id2label",
+        "initializer_range",
+        "label2id",
+        "layer_norm_eps",
+        "name_or_path",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "problem_type",
+        "pruned_heads",
+        "return_dict",
+        "router_aux_loss_coef",
+        "shared_expert_combination_strategy",
+        "task_specific_params",
+        "tokenizer_class",
+        "torchscript",
+        "transformers_version",
+        "use_bfloat16",
+        "use_cache",
+        "use_parallel_embedding",
+    }
 )
 _DTYPES = ("bfloat16", "float16", "float32")
 _REQUIRED = object()
@@ -330,11 +353,9 @@ def _rope_theta(fields: _Fields) -> float:
     )
     if extra:
         raise ConfigError(f"rope_parameters.{extra[0]} = {parameters[extra[0]]!r} is not supported")
-    inner = parameters.get("rope_theta", theta)
+    inner = parameters.get("rope_theta", theta)  # Transformers 5 may write its class default beside it: this one counts
     if isinstance(inner, bool) or not isinstance(inner, int | float):
         raise ConfigError(f"rope_parameters.rope_theta must be a number, found {inner!r}")
-    if theta is not None and theta != inner:
-        raise ConfigError(f"rope_theta = {theta} contradicts rope_parameters.rope_theta = {inner}")
     return float(inner)
 
 

@@ -1,9 +1,9 @@
 """The paged KV cache: device arrays of pages, and the host's account of who owns which page.
 
-A page holds the keys and values of 64 positions of one layer, `[2 (k, v), K, 64, d]`, so one head's part is contiguous.
-Layers form two groups with page numbers of their own: *full* layers keep every position, *sliding* layers a window, in a
-ring of table entries. Position p of a row lies in entry `(p // 64) % entries` of the row's table in both groups; −1 is
-"no page".
+A page holds the keys and values of 64 positions of one layer, `[2 (k, v), K, 64, d]`, so one head's part is
+contiguous. Layers form two groups with page numbers of their own: *full* layers keep every position, *sliding* layers a
+window, in a ring of table entries. Position p of a row lies in entry `(p // 64) % entries` of the row's table in both
+groups; −1 is "no page".
 """
 
 from __future__ import annotations

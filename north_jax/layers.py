@@ -1,8 +1,8 @@
 """The mathematics of a layer, as pure functions over arrays.
 
 Weights keep the checkpoint's orientation [out, in] and are contracted over their last axis. Products accumulate in
-float32; norms and rotations are computed in float32 whatever the weights' dtype. The formulas are those of Transformers'
-`Cohere2Moe…` modules, against which tests/test_golden.py compares them.
+float32; norms and rotations are computed in float32 whatever the weights' dtype. The formulas are those of
+Transformers' `Cohere2Moe…` modules, against which tests/test_golden.py compares them.
 """
 
 from __future__ import annotations

@@ -16,12 +16,12 @@ from flax import nnx
 from .attention import attention
 from .config import DENSE, Config
 from .layers import Array, Params, dense_mlp, embed, head, linear, norm, project_qkv
-from .moe import Method, moe, route, run_experts
+from .moe import Method, route, run_experts
 
 type Tap = Callable[[str, Array], None]  # receives (name, value) of an intermediate tensor
 
 
-def _ignore(name: str, value: Array) -> None:
+def ignore(name: str, value: Array) -> None:
     """The Tap of those who do not want to see intermediate tensors."""
 
 
@@ -31,7 +31,7 @@ def layer_tensors(config: Config, layer: int) -> dict[str, Any]:
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     if config.mlp_layer_types[layer] == DENSE:
         width = config.dense_intermediate_size
-        mlp = {
+        mlp: dict[str, Any] = {
             "gate_up": ((2 * width, d_model), ("mlp", "embed")),
             "down": ((d_model, width), ("embed", "mlp")),
         }
@@ -88,7 +88,7 @@ def init_params(config: Config, key: Array, dtype: jnp.dtype | str | None = None
     return jax.tree.unflatten(tree, arrays)
 
 
-def attend(config: Config, layer: int, params: Params, h: Array, positions: Array, tap: Tap = _ignore) -> Array:
+def attend(config: Config, layer: int, params: Params, h: Array, positions: Array, tap: Tap = ignore) -> Array:
     """Self-attention of one layer over a whole sequence: h [B, T, D] → [B, T, D]."""
     q, k, v = project_qkv(config, layer, h, params["qkv"], positions)
     for name, value in (("q", q), ("k", k), ("v", v)):
@@ -98,7 +98,7 @@ def attend(config: Config, layer: int, params: Params, h: Array, positions: Arra
 
 
 def feed_forward(
-    config: Config, layer: int, params: Params, h: Array, method: Method = "auto", tap: Tap = _ignore
+    config: Config, layer: int, params: Params, h: Array, method: Method = "auto", tap: Tap = ignore
 ) -> Array:
     """The MLP of one layer, dense or mixture of experts: h [..., D] → [..., D]."""
     if config.mlp_layer_types[layer] == DENSE:
@@ -116,7 +116,7 @@ def block(
     x: Array,
     positions: Array,
     method: Method = "auto",
-    tap: Tap = _ignore,
+    tap: Tap = ignore,
 ) -> Array:
     """One layer over a whole sequence: one norm feeds attention and MLP, whose results join the residual together.
 
@@ -208,10 +208,11 @@ class North(_Leaf):
 
     def __call__(self, tokens: Array) -> Array:
         """tokens [B, T] int32 → float32 logits [B, T, V]."""
-        x = embed({"embed": self.embed[...]}, tokens)
+        params = self.params()
+        x = embed(params, tokens)
         for layer in self.layers:
             x = layer(x)
-        return head(self.config, {"embed": self.embed[...], "final_norm": self.final_norm[...]}, x)
+        return head(self.config, params, x)
 
 
 def default_positions(x: Array, positions: Array | None = None) -> Array:

@@ -2,8 +2,8 @@
 
 `dense` runs every expert on every token: the plain reading of the formula, and the quickest where experts are few and
 small. `gathered` fetches the selected experts' weights for each token: decode with few rows. `tiled` sorts the
-assignments by expert and walks tiles of one expert each: long sequences and many experts, at the cost of the useful work
-plus at most one partial tile an expert.
+assignments by expert and walks tiles of one expert each: long sequences and many experts, at the cost of the useful
+work plus at most one partial tile an expert.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Operations with a compiled form in csrc, each beside its pure-JAX reference of the same contract.
 
-The compiled form runs where `ffi` has it for the platform that a computation is lowered for; everywhere else the reference.
+The compiled form runs where `ffi` has it for the platform that a computation is lowered for, the reference elsewhere.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ def kv_write(
     compiled = {platform: _kv_write_compiled for platform in ("cpu", "cuda") if ffi.available(platform)}
     if not compiled or pages.dtype not in _KV_WRITE_DTYPES:
         return kv_write_reference(pages, k, v, table, start, length)
-    return jax.lax.platform_dependent(
-        pages, k, v, table, start, length, default=kv_write_reference, **compiled
-    )
+    return jax.lax.platform_dependent(pages, k, v, table, start, length, default=kv_write_reference, **compiled)
 
 
 def kv_write_reference(
@@ -74,21 +72,21 @@ def _check_kv_write(
     pages: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array, start: jax.Array, length: jax.Array
 ) -> None:
     if pages.ndim != 5 or pages.shape[1] != 2 or pages.shape[3] != PAGE_SIZE:
-        raise ValueError(f"kv_write: pages is {pages.shape}, expected [num_pages, 2, K, {PAGE_SIZE}, d]")
+        raise ValueError(f"kv_write: pages is {list(pages.shape)}, expected [num_pages, 2, K, {PAGE_SIZE}, d]")
     if k.ndim != 4:
-        raise ValueError(f"kv_write: k is {k.shape}, expected [N, T, K, d]")
+        raise ValueError(f"kv_write: k is {list(k.shape)}, expected [N, T, K, d]")
     if table.ndim != 2 or table.shape[1] == 0:
-        raise ValueError(f"kv_write: table is {table.shape}, expected [N, P] with P > 0")
+        raise ValueError(f"kv_write: table is {list(table.shape)}, expected [N, P] with P > 0")
     rows, tokens = k.shape[:2]
     chunk = (rows, tokens, pages.shape[2], pages.shape[4])
-    expected = {
-        "k": (k, chunk, pages.dtype),
-        "v": (v, chunk, pages.dtype),
-        "table": (table, (rows, table.shape[1]), jnp.int32),
-        "start": (start, (rows,), jnp.int32),
-        "length": (length, (rows,), jnp.int32),
-    }
-    for name, (operand, shape, dtype) in expected.items():
+    int32 = jnp.dtype(jnp.int32)
+    for name, operand, shape, dtype in (
+        ("k", k, chunk, pages.dtype),
+        ("v", v, chunk, pages.dtype),
+        ("table", table, (rows, table.shape[1]), int32),
+        ("start", start, (rows,), int32),
+        ("length", length, (rows,), int32),
+    ):
         if operand.shape != shape or operand.dtype != dtype:
-            wanted = f"{jnp.dtype(dtype).name}{list(shape)}"
-            raise ValueError(f"kv_write: {name} is {operand.dtype.name}{list(operand.shape)}, expected {wanted}")
+            found, expected = f"{operand.dtype.name}{list(operand.shape)}", f"{dtype.name}{list(shape)}"
+            raise ValueError(f"kv_write: {name} is {found}, expected {expected}")

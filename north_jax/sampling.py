@@ -1,7 +1,7 @@
 """Sampling: what a request asks for, and the draw of a whole batch on the device.
 
-The order is temperature, then top-k, then top-p and min-p over what top-k left. The draw is an inverse CDF in token order
-with one uniform number per row and position, so a row's tokens depend on its own seed, position and logits alone.
+The order is temperature, then top-k, then top-p and min-p over what top-k left. The draw is an inverse CDF in token
+order with one uniform number per row and position, so a row's tokens depend on its own seed, position and logits alone.
 """
 
 from __future__ import annotations
@@ -94,15 +94,13 @@ def _draw(logits: Array, batch: SamplingBatch, positions: Array) -> Array:
     temperature = jnp.asarray(batch.temperature)[:, None]
     scaled = logits / jnp.where(temperature > 0, temperature, 1)
     weights = jnp.exp(scaled - jnp.max(scaled, axis=-1, keepdims=True))  # the likeliest token has weight 1
-    filtered = (
-        jnp.any(jnp.asarray(batch.top_k) > 0) | jnp.any(jnp.asarray(batch.top_p) < 1) | jnp.any(batch.min_p > 0)
-    )
+    filtered = jnp.any(jnp.asarray(batch.top_k) > 0) | jnp.any(jnp.asarray(batch.top_p) < 1) | jnp.any(batch.min_p > 0)
     weights = jax.lax.cond(filtered, lambda: _filter(weights, batch), lambda: weights)
     cumulative = jnp.cumsum(weights, axis=-1)
     keys = jax.random.wrap_key_data(jnp.asarray(batch.seed))
     uniform = jax.vmap(lambda key, position: jax.random.uniform(jax.random.fold_in(key, position)))(keys, positions)
     target = uniform[:, None] * cumulative[:, -1:]
-    # First token whose cumulative weight exceeds the target; rounding may lead past the end, so the last one is a bound.
+    # First token whose cumulative weight exceeds the target; rounding may lead past the end: the last one is a bound.
     token = jnp.sum(cumulative <= target, axis=-1)
     last = logits.shape[-1] - 1 - jnp.argmax(weights[:, ::-1] > 0, axis=-1)
     return jnp.minimum(token, last).astype(jnp.int32)

@@ -60,6 +60,12 @@ def test_to_dict_is_read_back():
     assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
+def test_rope_parameters_win_over_a_default_beside_them():
+    """Transformers 5 writes its class default of rope_theta beside the rope_parameters that it uses."""
+    both = RAW_CONFIG | {"rope_theta": 10000.0, "rope_parameters": {"rope_theta": 50000.0, "rope_type": "default"}}
+    assert Config.from_dict(both).rope_theta == 50000.0
+
+
 def test_layer_norm_without_rms_eps():
     config = Config.from_dict(without(RAW_CONFIG, "rms_norm_eps") | {"layer_norm_eps": 3e-5})
     assert (config.norm_type, config.norm_eps) == ("layer", 3e-5)
@@ -84,7 +90,7 @@ def test_sliding_prefix_does_not_force_rope():
         ({"quantization_config": {"quant_method": "compressed-tensors"}}, "quantization_config"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}, "rope_parameters.rope_type = 'yarn'"),
         ({"rope_parameters": {"rope_theta": 50000, "factor": 2.0}}, "rope_parameters.factor"),
-        ({"rope_parameters": {"rope_theta": 7}}, "contradicts"),
+        ({"rope_parameters": {"rope_theta": "7"}}, "rope_parameters.rope_theta must be a number"),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling"),
         ({"expert_selection_fn": "relu"}, "expert_selection_fn = 'relu'"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries"),

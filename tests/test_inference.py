@@ -9,7 +9,7 @@ import pytest
 from support import tiny_config, tiny_params
 
 import north_jax
-from north_jax.generate import generate
+from north_jax.generation import generate
 from north_jax.kv_cache import PagedRows, PageTables, init_cache
 
 CONFIG = tiny_config()  # window 70

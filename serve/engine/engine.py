@@ -99,9 +99,10 @@ class JaxEngine:
                     self._send(self._scheduler.cancel_all())
                     return
                 tables = self._scheduler.rows.tables
-                requests = [self._scheduler.request_of(slot) for slot in range(self._slots)]
+                owners = [self._scheduler.request_of(slot) for slot in range(self._slots)]
+                sampling = [None if owner is None else owner.sampling for owner in owners]
             try:
-                drawn = self._runner.run(work, tables, [request and request.sampling for request in requests])
+                drawn = self._runner.run(work, tables, sampling)
             except Exception as error:
                 _log.exception("a device call failed; its requests end with an error")
                 self._runner.reset()

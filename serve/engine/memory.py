@@ -38,8 +38,8 @@ def plan_cache(
 ) -> CachePlan:
     """Chooses the sizes of the KV cache.
 
-    The sliding group always has room for every slot. The full group has it too where the budget allows; otherwise slots share
-    what there is, and at least one request of `max_context` fits.
+    The sliding group always has room for every slot. The full group has it too where the budget allows; otherwise slots
+    share what there is, and at least one request of `max_context` fits.
 
     Args:
       config: the model's configuration.
@@ -53,7 +53,9 @@ def plan_cache(
     """
     limit = config.max_position_embeddings
     if max_context is not None and max_context > limit:
-        raise MemoryPlanError(f"max_context {max_context} exceeds the model's {limit} positions (max_position_embeddings)")
+        raise MemoryPlanError(
+            f"max_context {max_context} exceeds the model's {limit} positions (max_position_embeddings)"
+        )
     budget = _free_memory() if budget is None else budget
     itemsize = jnp.dtype(dtype).itemsize
     wanted = max_context or limit

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from north_jax.config import Config

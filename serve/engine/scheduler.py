@@ -1,8 +1,8 @@
 """Which rows run next: admission, slots, pages and the alternation of prefill and decode. Pure host code, no device.
 
 The engine calls `next_work`, runs it on the device, and hands the drawn tokens to `complete`, which tells what each
-request receives. Requests are admitted in order of arrival, when a slot is free and the pages of their whole length can be
-reserved, so a running request never runs out of pages.
+request receives. Requests are admitted in order of arrival, when a slot is free and the pages of their whole length can
+be reserved, so a running request never runs out of pages.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The boundary between the protocol layer and the engine: what is asked, what comes back, and nothing about either side.
+"""The boundary between protocol layer and engine: what is asked, what comes back, and nothing about either side.
 
-The protocol layer turns HTTP requests into `EngineRequest`s and text out of `TokenEvent`s; an engine sees token ids only.
+The protocol layer turns HTTP requests into `EngineRequest`s and `TokenEvent`s into text; an engine sees token ids only.
 """
 
 from __future__ import annotations

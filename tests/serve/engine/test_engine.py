@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support import tiny_config, tiny_params
 
-from north_jax.generate import generate
+from north_jax.generation import generate
 from north_jax.sampling import SamplingParams
 from serve.engine.engine import JaxEngine
 from serve.engine.memory import MemoryPlanError, plan_cache

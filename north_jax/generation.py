@@ -49,9 +49,8 @@ def generate(
         raise ValueError(f"prompt holds token {outside[0]}, the vocabulary has {config.vocab_size}")
     context = len(prompt) + max_tokens
     if context > config.max_position_embeddings:
-        raise ValueError(
-            f"prompt ({len(prompt)}) and max_tokens ({max_tokens}) exceed the context of {config.max_position_embeddings}"
-        )
+        limit = config.max_position_embeddings
+        raise ValueError(f"prompt ({len(prompt)}) and max_tokens ({max_tokens}) exceed the context of {limit}")
     stops = frozenset(config.eos_token_id if stop_token_ids is None else stop_token_ids)
     batch = SamplingBatch.of([sampling or SamplingParams(temperature=0)])
     pages = {"full_pages": pages_for(context), "sliding_pages": ring_entries(config, context, CHUNK)}

@@ -8,7 +8,7 @@ import jax
 
 from .config import Config
 from .layers import Array, Params, embed, head
-from .model import Tap, block, default_positions
+from .model import Tap, block, default_positions, ignore
 from .moe import Method
 
 
@@ -39,16 +39,17 @@ def hidden_states(
         tap("embed", x)
     positions = default_positions(x)
     for i in range(config.num_hidden_layers):
-        layer_tap = (lambda name, value, i=i: tap(f"layers.{i}.{name}", value)) if tap is not None else None
-        options = {"method": method} | ({"tap": layer_tap} if layer_tap is not None else {})
-        run = partial(block, config, i, **options)
+        run = partial(block, config, i, method=method, tap=_of_layer(tap, i))
         x = (jax.checkpoint(run) if remat else run)(params["layers"][i], x, positions)
     return x
 
 
-def forward(
-    config: Config, params: Params, tokens: Array, *, method: Method = "auto", remat: bool = False
-) -> Array:
+def _of_layer(tap: Tap | None, layer: int) -> Tap:
+    """A tap of one layer's tensors, which names the layer."""
+    return ignore if tap is None else lambda name, value: tap(f"layers.{layer}.{name}", value)
+
+
+def forward(config: Config, params: Params, tokens: Array, *, method: Method = "auto", remat: bool = False) -> Array:
     """Logits of every position; differentiable in `params`. Jit it with `config`, `method` and `remat` static.
 
     Args:
@@ -70,9 +71,9 @@ def forward_with_taps(
     """`forward`, and every intermediate tensor by name.
 
     Returns:
-      logits [B, T, V] float32, and a dict of "embed" [B, T, D] and, for each layer i, "layers.<i>.<name>" with name one of
-      h, attention, mlp, output [B, T, D]; q [B, T, H, d]; k, v [B, T, K, d]; router_logits [B, T, E] float32 and experts
-      [B, T, k] int32 where the layer has experts.
+      logits [B, T, V] float32, and a dict of "embed" [B, T, D] and, for each layer i, "layers.<i>.<name>" with name one
+      of h, attention, mlp, output [B, T, D]; q [B, T, H, d]; k, v [B, T, K, d]; router_logits [B, T, E] float32 and
+      experts [B, T, k] int32 where the layer has experts.
     """
     taps: dict[str, Array] = {}
     x = hidden_states(config, params, tokens, method=method, tap=taps.__setitem__)

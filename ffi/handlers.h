@@ -1,0 +1,14 @@
+// The XLA FFI handlers: XLA's buffers in, checked, and a call into csrc.
+#pragma once
+
+#include "xla/ffi/api/c_api.h"
+
+namespace north_jax {
+
+XLA_FFI_Error* KvWriteCpu(XLA_FFI_CallFrame* frame);
+
+#ifdef NORTH_JAX_CUDA_ARCHITECTURES
+XLA_FFI_Error* KvWriteCuda(XLA_FFI_CallFrame* frame);
+#endif
+
+}  // namespace north_jax

@@ -1,0 +1,35 @@
+// The Python module ffi._native: the handlers as capsules, and what was compiled.
+#include <nanobind/nanobind.h>
+
+#include "ffi/handlers.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+nb::capsule capsule(XLA_FFI_Handler* handler) { return nb::capsule(reinterpret_cast<void*>(handler)); }
+
+// Platform, as JAX spells it when targets are registered -> target -> handler.
+nb::dict handlers() {
+    nb::dict by_platform;
+    nb::dict cpu;
+    cpu["north_jax.kv_write"] = capsule(north_jax::KvWriteCpu);
+    by_platform["cpu"] = cpu;
+#ifdef NORTH_JAX_CUDA_ARCHITECTURES
+    nb::dict cuda;
+    cuda["north_jax.kv_write"] = capsule(north_jax::KvWriteCuda);
+    by_platform["CUDA"] = cuda;
+#endif
+    return by_platform;
+}
+
+}  // namespace
+
+NB_MODULE(_native, module) {
+    module.def("handlers", &handlers);
+#ifdef NORTH_JAX_CUDA_ARCHITECTURES
+    module.attr("cuda_architectures") = NORTH_JAX_CUDA_ARCHITECTURES;
+#else
+    module.attr("cuda_architectures") = "";
+#endif
+}

@@ -1,0 +1,1 @@
+"""North Nano, the embedded default model: the files beside this one, in the Hugging Face layout. See MODEL_CARD.md."""

@@ -1,0 +1,1 @@
+"""The server: `python -m serve` gives an OpenAI-compatible endpoint over north_jax."""

@@ -1,0 +1,1 @@
+"""What the server answers: each endpoint joins the protocol, the text and the engine."""

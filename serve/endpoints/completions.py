@@ -1,0 +1,178 @@
+"""POST /v1/completions: raw text on, without a chat template."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from north_jax.text import Detokenizer, Tokenizer
+
+from ..engine.types import FinishReason
+from ..generation import Generation
+from ..http import sse
+from ..http.message import AnyResponse, Request, Response, StreamResponse
+from ..protocol.completions import Completion, CompletionChoice, CompletionRequest, Prompt, parse_completion, prompts
+from ..protocol.decode import encode
+from ..protocol.errors import context_too_long, invalid_value
+from ..protocol.sampling import sampling_params, stop_strings
+from ..protocol.stop import StopMatcher
+from ..protocol.usage import Usage
+from .errors import as_api_error
+from .service import Service, new_id, now, require_json
+from .steps import Step, steps, submit
+
+
+class TextChoice:
+    """A completion's text: markers left out, cut at the first stop string."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...]) -> None:
+        self.tokens = 0
+        self._skipped = tokenizer.control
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stop = StopMatcher(stops)
+
+    @property
+    def stopped(self) -> bool:
+        return self._stop.stopped
+
+    def push(self, token: int) -> list[str]:
+        self.tokens += 1
+        text = "" if token in self._skipped else self._stop.push(self._detokenizer.push(token))
+        return [text] if text else []
+
+    def end(self, finish: FinishReason) -> list[str]:
+        text = self._stop.push(self._detokenizer.flush()) + self._stop.flush()
+        return [text] if text else []
+
+
+@dataclass(slots=True)
+class _Answer:
+    """A request on its way: its prompts' text and tokens, and a choice for each of them n times."""
+
+    service: Service
+    body: CompletionRequest
+    prompt_tokens: int
+    echoes: list[str]  # what each choice's text begins with
+    choices: list[TextChoice]
+    id: str
+    created: int = field(default_factory=now)
+
+    def usage(self) -> Usage:
+        return Usage.of(self.prompt_tokens, sum(choice.tokens for choice in self.choices))
+
+    def completion(self, choices: list[CompletionChoice]) -> Completion:
+        return Completion(id=self.id, created=self.created, model=self.service.model, choices=choices)
+
+
+async def create_completion(service: Service, request: Request) -> AnyResponse:
+    require_json(request)
+    body = parse_completion(request.body)
+    service.check_model(body.model)
+    stops = stop_strings(body)
+    given = prompts(body, service.vocab_size)
+    encoded = await service.in_worker(lambda: [_encode(service, prompt) for prompt in given])
+    for index, ids in enumerate(encoded):
+        _check_room(service, ids, body.token_limit, "prompt" if len(encoded) == 1 else f"prompt[{index}]")
+
+    n = body.choices
+    answer = _Answer(
+        service=service,
+        body=body,
+        prompt_tokens=sum(len(ids) for ids in encoded),
+        echoes=[_spelled(service, prompt) if body.echo else "" for prompt in given for _ in range(n)],
+        choices=[TextChoice(service.tokenizer, stops) for _ in range(len(given) * n)],
+        id=new_id("cmpl"),
+    )
+    generation = _generate(answer, encoded)
+    if body.stream:
+        return StreamResponse(_stream(answer, generation), generation.close)
+    return await _whole(answer, generation)
+
+
+def _generate(answer: _Answer, encoded: list[tuple[int, ...]]) -> Generation:
+    service, n, limit = answer.service, answer.body.choices, answer.body.token_limit
+    sampling = sampling_params(answer.body, service.defaults, n)
+    requests = [
+        service.engine_request(answer.id, row * n + choice, ids, limit, sampling[choice])
+        for row, ids in enumerate(encoded)
+        for choice in range(n)
+    ]
+    return submit(service.bridge, requests if limit else [])  # max_tokens 0 asks for the echo alone
+
+
+async def _steps(answer: _Answer, generation: Generation) -> AsyncIterator[list[Step[str]]]:
+    """The echoed prompts, then what is generated."""
+    yield [Step(index, [echo], None) for index, echo in enumerate(answer.echoes) if echo]
+    async for made in steps(generation, answer.choices):
+        yield made
+    if answer.body.token_limit == 0:
+        yield [Step(index, [], FinishReason.LENGTH) for index in range(len(answer.choices))]
+
+
+async def _whole(answer: _Answer, generation: Generation) -> Response:
+    texts: list[list[str]] = [[] for _ in answer.choices]
+    finishes: list[FinishReason | None] = [None for _ in answer.choices]
+    try:
+        async for made in _steps(answer, generation):
+            for index, deltas, finish in made:
+                texts[index] += deltas
+                finishes[index] = finish
+    finally:
+        generation.close()
+    completion = answer.completion(
+        [
+            CompletionChoice(index=index, text="".join(text), finish_reason=_finish_name(finish))
+            for index, (text, finish) in enumerate(zip(texts, finishes, strict=True))
+        ]
+    )
+    completion.usage = answer.usage()
+    return Response(200, encode(completion))
+
+
+async def _stream(answer: _Answer, generation: Generation) -> AsyncGenerator[bytes, None]:
+    try:
+        async for made in _steps(answer, generation):
+            yield b"".join([event for step in made for event in _events(answer, step)])
+        if answer.body.include_usage:
+            last = answer.completion([])
+            last.usage = answer.usage()
+            yield sse.event(encode(last))
+    except Exception as error:
+        yield sse.event(as_api_error(error).encode())
+    yield sse.DONE
+
+
+def _events(answer: _Answer, step: Step[str]) -> Iterator[bytes]:
+    """A step as events: one for each delta, the last of which carries the reason why the choice ended."""
+    deltas = step.deltas or [""]
+    for number, text in enumerate(deltas, start=1):
+        finish = step.finish if number == len(deltas) else None
+        chunk = answer.completion([CompletionChoice(index=step.choice, text=text, finish_reason=_finish_name(finish))])
+        if answer.body.include_usage:
+            chunk.usage = None
+        yield sse.event(encode(chunk))
+
+
+def _finish_name(finish: FinishReason | None) -> Literal["stop", "length"] | None:
+    return None if finish is None else "length" if finish is FinishReason.LENGTH else "stop"
+
+
+def _encode(service: Service, prompt: Prompt) -> tuple[int, ...]:
+    """Token ids are taken as they are; text is ordinary text (no special token, whatever it spells) after a BOS."""
+    if not isinstance(prompt, str):
+        return tuple(prompt)
+    bos = service.tokenizer.bos_id
+    return (*([] if bos is None else [bos]), *service.tokenizer.encode_text(prompt))
+
+
+def _spelled(service: Service, prompt: Prompt) -> str:
+    return prompt if isinstance(prompt, str) else service.tokenizer.decode(prompt)
+
+
+def _check_room(service: Service, prompt: tuple[int, ...], asked: int, field: str) -> None:
+    """OpenAI's rule for this endpoint: a prompt and the tokens asked for must fit into the context together."""
+    if not prompt:
+        raise invalid_value(field, "an empty prompt needs a model with a BOS token")
+    if len(prompt) + asked > service.max_context:
+        raise context_too_long(field, len(prompt), asked, service.max_context)

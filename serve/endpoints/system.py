@@ -1,0 +1,45 @@
+"""GET endpoints: models, health, version."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+import north_jax
+
+from ..http.message import Request, Response
+from ..protocol.decode import encode
+from ..protocol.models import Model, ModelList
+from .service import Service
+
+
+class Health(msgspec.Struct, kw_only=True):
+    status: Literal["ok"] = "ok"
+    queued: int
+    running: int
+    pages_used: int
+    pages_total: int
+
+
+def list_models(service: Service, request: Request) -> Response:
+    return Response(200, encode(ModelList(data=[_model(service)])))
+
+
+def get_model(service: Service, request: Request) -> Response:
+    service.check_model(request.parameters["model"])
+    return Response(200, encode(_model(service)))
+
+
+def health(service: Service, request: Request) -> Response:
+    stats = service.bridge.engine.stats()
+    counts = {name: getattr(stats, name) for name in ("queued", "running", "pages_used", "pages_total")}
+    return Response(200, encode(Health(**counts)))
+
+
+def version(service: Service, request: Request) -> Response:
+    return Response(200, encode({"version": north_jax.__version__}))
+
+
+def _model(service: Service) -> Model:
+    return Model(id=service.model, created=service.created, max_model_len=service.max_context)

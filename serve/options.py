@@ -1,0 +1,111 @@
+"""The command line. Imports nothing that is slow, so that --help and mistakes are answered at once."""
+
+from __future__ import annotations
+
+import argparse
+import os.path
+from collections.abc import Sequence
+
+NANO = "north-nano"
+
+
+class Options(argparse.Namespace):
+    """What was asked for. (Not a dataclass: importing those takes as long as all the rest.)"""
+
+    model: str
+    dtype: str
+    served_model_name: str
+    slots: int
+    max_context: int | None
+    max_queue: int
+    host: str
+    port: int
+    drain_seconds: float
+    log_level: str
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> Options:
+    parser = argparse.ArgumentParser(
+        prog="python -m serve",
+        description="Serve a North Mini Code checkpoint through an OpenAI-compatible HTTP API.",
+    )
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "--model",
+        default=NANO,
+        metavar="DIR",
+        help="checkpoint: a Hugging Face or Orbax directory, or north-nano, the small model that is built in (default)",
+    )
+    model.add_argument(
+        "--served-model-name",
+        metavar="NAME",
+        help="the model's name in the API (default: the last part of --model)",
+    )
+    model.add_argument(
+        "--dtype",
+        choices=("auto", "bfloat16", "float32"),
+        default="auto",
+        help="type of the weights and the KV cache (default: auto, the checkpoint's own)",
+    )
+    engine = parser.add_argument_group("engine")
+    engine.add_argument(
+        "--slots", type=_positive, default=8, metavar="N", help="requests that run at once (default: %(default)s)"
+    )
+    engine.add_argument(
+        "--max-context",
+        type=_positive,
+        metavar="TOKENS",
+        help="longest prompt and answer together (default: the model's own limit, or what fits into memory)",
+    )
+    engine.add_argument(
+        "--max-queue",
+        type=_positive,
+        default=256,
+        metavar="N",
+        help="requests that may wait for a slot before further ones get a 429 (default: %(default)s)",
+    )
+    network = parser.add_argument_group("network")
+    network.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    network.add_argument("--port", type=_port, default=8000, help="0 takes any free one (default: %(default)s)")
+    network.add_argument(
+        "--drain-seconds",
+        type=_seconds,
+        default=30.0,
+        metavar="S",
+        help="on SIGTERM or Ctrl-C, how long running requests may take to finish (default: %(default)g)",
+    )
+    network.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="info logs one line per request to standard error (default: %(default)s)",
+    )
+    options = parser.parse_args(arguments, namespace=Options())
+    if options.served_model_name is None:
+        options.served_model_name = os.path.basename(os.path.abspath(os.path.expanduser(options.model)))
+    return options
+
+
+def _positive(text: str) -> int:
+    return _whole_number(text, 1, None)
+
+
+def _port(text: str) -> int:
+    return _whole_number(text, 0, 65535)
+
+
+def _whole_number(text: str, low: int, high: int | None) -> int:
+    if not text.isdecimal() or int(text) < low or (high is not None and int(text) > high):
+        bounds = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise argparse.ArgumentTypeError(f"expected a whole number {bounds}, not {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of seconds, not {text!r}")
+    return value

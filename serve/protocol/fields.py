@@ -1,0 +1,56 @@
+"""The fields of a request that are not in its struct: what is taken without effect, and what we don't do (yet).
+
+A field in neither table is unknown and refused. One that we don't do is refused too, unless its value is neutral: asks
+for nothing that would not happen anyway. null is always neutral.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Neutral = Mapping[str, tuple[object, ...]]
+
+# Hints for OpenAI's own operation (who asks, storing, billing, caching); no effect on what is generated.
+IGNORED = frozenset(
+    {
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+
+_COMMON: dict[str, tuple[object, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "ignore_eos": (False,),
+    "response_format": ({"type": "text"},),
+}
+
+CHAT_NEUTRAL: Neutral = {
+    **_COMMON,
+    "audio": (),
+    "function_call": ("none",),  # the form before tools
+    "functions": ([],),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (True,),
+    "prediction": (),
+    "top_logprobs": (0,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+COMPLETION_NEUTRAL: Neutral = {
+    **_COMMON,
+    "best_of": (1,),
+    "logprobs": (),
+    "suffix": ("",),
+}

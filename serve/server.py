@@ -1,0 +1,85 @@
+"""`python -m serve` after its options: bind, load, start the engine, serve until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+
+import jax
+
+from north_jax.checkpoint import Checkpoint, CheckpointError, load
+from north_jax.config import ConfigError
+from north_jax.text import TemplateError, TokenizerError
+
+from .app import make_service
+from .engine.engine import JaxEngine
+from .engine.memory import CachePlan, MemoryPlanError, plan_cache
+from .lifecycle import serve_until_signal
+from .listen import BindError, address_of, bind, local_address_of
+from .options import Options
+
+_LOG = logging.getLogger("serve")
+_CANNOT_START = (BindError, ConfigError, CheckpointError, TokenizerError, TemplateError, MemoryPlanError)
+
+
+def run(options: Options) -> int:
+    """Serves until SIGTERM or SIGINT. Gives the exit status; what keeps it from starting is one line on stderr."""
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+    )
+    logging.getLogger("jax").setLevel(logging.WARNING)
+    try:
+        listener = bind(options.host, options.port)
+        with listener:
+            checkpoint = load(options.model, dtype=None if options.dtype == "auto" else options.dtype)
+            dtype = checkpoint.params["embed"].dtype
+            plan = plan_cache(checkpoint.config, dtype, slots=options.slots, max_context=options.max_context)
+            engine = JaxEngine(checkpoint.config, checkpoint.params, plan, max_queue=options.max_queue)
+            _LOG.info("loaded %s; compiling", options.model)
+            engine.start()
+
+            def ready() -> None:
+                print(_summary(options, checkpoint, plan))
+                print(f"listening on {address_of(listener)}")
+                print(f"try: {_curl(options.served_model_name, local_address_of(listener))}", flush=True)
+
+            asyncio.run(
+                serve_until_signal(
+                    lambda: make_service(options.served_model_name, checkpoint.path, checkpoint.config, engine),
+                    listener,
+                    drain_seconds=options.drain_seconds,
+                    ready=ready,
+                )
+            )
+    except _CANNOT_START as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # while loading
+        return 130
+    return 0
+
+
+def _summary(options: Options, checkpoint: Checkpoint, plan: CachePlan) -> str:
+    """Model, device, context, slots and memory in one line."""
+    weights = jax.tree.leaves(checkpoint.params)
+    device = jax.devices()[0]
+    kind = device.platform if device.device_kind == device.platform else f"{device.platform} ({device.device_kind})"
+    return (
+        f"model {options.served_model_name}, {weights[0].dtype} on {kind},"
+        f" context {plan.max_context} tokens, {plan.slots} slot{'s' if plan.slots > 1 else ''},"
+        f" memory {_gib(sum(leaf.nbytes for leaf in weights))} weights + {_gib(plan.bytes)} KV cache"
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**28 else f"{size / 2**20:.0f} MiB"
+
+
+def _curl(model: str, host: str) -> str:
+    """A command that streams a chat completion."""
+    body = (
+        f'{{"model": "{model}", "stream": true, "max_tokens": 200,'
+        ' "messages": [{"role": "user", "content": "Write a Python function that reverses a list."}]}'
+    )
+    return f"curl -N http://{host}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
