@@ -30,7 +30,7 @@ from .train_tokenizer import EOS
 
 type Losses = Callable[[np.ndarray], np.ndarray]  # tokens [B, T + 1] -> nats of each next token [B, T]
 
-SHORTEST = 256  # windows are padded to a power of two times this, so that few shapes are compiled
+SHORTEST = 512  # windows are padded to a power of two times this, and batches to full, so that few shapes compile
 
 
 def encode_files(tokenizer: Tokenizer, texts: Iterable[str]) -> list[np.ndarray]:
@@ -65,7 +65,7 @@ def nats(losses: Losses, ids: np.ndarray, context: int, stride: int, batch: int)
     for size, items in by_shape.items():
         for start in range(0, len(items), batch):
             group = items[start : start + batch]
-            tokens = np.zeros((len(group), size + 1), np.int32)
+            tokens = np.zeros((batch, size + 1), np.int32)
             for row, (window, _) in enumerate(group):
                 tokens[row, : len(window)] = window
             found = losses(tokens)

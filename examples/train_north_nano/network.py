@@ -1,6 +1,6 @@
 """North Nano's forward pass for training: the project's layers around a fused attention, and the routers' logits.
 
-`north_jax.forward_pass.hidden_states` computes the same function; tests/nano/test_network.py holds them together. What
+`north_jax.forward_pass.hidden_states` computes the same function; tests/nano/test_training.py holds them together. What
 differs is speed on a GPU, where cuDNN's attention replaces the blocked one, and the dtypes: float32 master weights, of
 which the layers see bfloat16 copies.
 """

@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="use only every n-th file, for a trial")
     arguments = parser.parse_args()
     streams = prepare(arguments.corpus, arguments.nano, arguments.every)
-    np.savez(arguments.out, **streams)
+    np.savez(arguments.out, allow_pickle=False, **streams)
     print(", ".join(f"{name} {ids.size:,} tokens" for name, ids in streams.items()))
 
 

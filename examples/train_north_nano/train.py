@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import jax
 import jax.numpy as jnp
@@ -135,7 +135,7 @@ class Trainer:
 
         # stream [N] uint16, starts [B] int32 → new params and state, [nats per token, gradient norm], load [L, E]
         @functools.partial(jax.jit, donate_argnums=(0, 1))
-        def step(params: Params, state: optax.OptState, stream: Array, starts: Array, factor: Array) -> tuple:
+        def step(params: Params, state: optax.OptState, stream: Array, starts: Array, factor: Array) -> tuple[Any, ...]:
             tokens = stream[starts[:, None] + jnp.arange(context + 1)].astype(jnp.int32)  # [B, T + 1]
             gradients, (nats, load) = jax.grad(objective, has_aux=True)(params, tokens)
             updates, state = transformation.update(gradients, state, params)
@@ -243,8 +243,8 @@ def main() -> None:
     length.add_argument("--steps", type=int, help="number of steps, for a repeatable run")
     parser.add_argument("--batch", type=int, default=16, help="rows of a batch")
     parser.add_argument("--context", type=int, default=8192, help="tokens of a row")
-    parser.add_argument("--muon-rate", type=float, default=0.02)
-    parser.add_argument("--adam-rate", type=float, default=0.003)
+    parser.add_argument("--muon-rate", type=float, default=0.04)
+    parser.add_argument("--adam-rate", type=float, default=0.008)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--report-seconds", type=float, default=20, help="how often the held-out files are measured")
     parser.add_argument("--held-out-files", type=int, help="measure on only the first so many, for a trial")

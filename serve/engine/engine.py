@@ -34,10 +34,8 @@ class JaxEngine:
           max_queue: requests that may wait for a slot.
         """
         self.max_context = plan.max_context
-        sizes = {"slots": plan.slots, "chunk": plan.chunk, "prefill_rows": plan.prefill_rows}
-        pages = {"full_pages": plan.full_pages, "sliding_pages": plan.sliding_pages}
-        self._scheduler = Scheduler(config, max_context=plan.max_context, max_queue=max_queue, **sizes, **pages)
-        self._runner = Runner(config, params, **sizes, **pages)
+        self._scheduler = Scheduler(config, plan, max_queue=max_queue)
+        self._runner = Runner(config, params, plan)
         self._slots = plan.slots
         self._deliver: dict[str, Deliver] = {}
         self._cancelled: deque[str] = deque()
@@ -48,7 +46,7 @@ class JaxEngine:
 
     def start(self) -> None:
         """Compiles every shape, then starts the thread."""
-        self._runner.warm_up(self._scheduler.rows.tables)
+        self._runner.compile(self._scheduler.rows.tables)
         self._thread.start()
 
     def submit(self, request: EngineRequest, deliver: Deliver) -> None:

@@ -1,11 +1,14 @@
-"""The device side of the engine: jitted prefill and decode in a few shapes, over one donated KV cache."""
+"""The device side of the engine: prefill, decode and sampling, compiled in a few shapes, over one donated KV cache."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from north_jax.config import Config
@@ -14,87 +17,62 @@ from north_jax.kv_cache import KVCache, PageTables, init_cache
 from north_jax.layers import Array, Params
 from north_jax.sampling import SamplingBatch, SamplingParams, sample
 
+from .memory import CachePlan
 from .scheduler import DecodeWork, PrefillWork, Work
 
 _GREEDY = SamplingParams(temperature=0)
-
-
-@partial(jax.jit, static_argnums=0, donate_argnums=2)
-def _prefill_and_sample(
-    config: Config,
-    params: Params,
-    cache: KVCache,
-    tables: PageTables,
-    tokens: Array,
-    start: Array,
-    length: Array,
-    sampling: SamplingBatch,
-) -> tuple[KVCache, Array]:
-    cache, logits = prefill(config, params, cache, tables, tokens, start, length)
-    return cache, sample(logits, sampling, start + length)
-
-
-@partial(jax.jit, static_argnums=0, donate_argnums=2)
-def _decode_and_sample(
-    config: Config,
-    params: Params,
-    cache: KVCache,
-    tables: PageTables,
-    tokens: Array,
-    start: Array,
-    active: Array,
-    sampling: SamplingBatch,
-) -> tuple[KVCache, Array]:
-    cache, logits = decode_step(config, params, cache, tables, tokens, start, active)
-    return cache, sample(logits, sampling, start + 1)
+_SHORT = 64  # tokens a row of the smaller prefill shape
 
 
 class Runner:
     """Runs the scheduler's work. One thread uses it."""
 
-    def __init__(
-        self,
-        config: Config,
-        params: Params,
-        *,
-        slots: int,
-        chunk: int,
-        prefill_rows: int,
-        full_pages: int,
-        sliding_pages: int,
-    ) -> None:
-        """Allocates the cache.
+    def __init__(self, config: Config, params: Params, plan: CachePlan) -> None:
+        """Allocates the cache; `compile` must follow before the first `run`.
 
         Args:
           config: the model's configuration.
           params: DESIGN.md, "Parameters".
-          slots: rows of a decode step.
-          chunk: most tokens a prefill appends to a row.
-          prefill_rows: most rows of a prefill.
-          full_pages: pages of the full group.
-          sliding_pages: pages of the sliding group.
+          plan: the sizes of the cache and of the calls.
         """
         self._config = config
         self._params = params
-        self._slots = slots
-        self._row_shapes = sorted({1, prefill_rows})
-        self._length_shapes = sorted({min(64, chunk), chunk})
+        self._slots = plan.slots
+        self._row_shapes = sorted({1, plan.prefill_rows})
+        self._length_shapes = sorted({min(_SHORT, plan.chunk), plan.chunk})
         self._new_cache = partial(
-            init_cache, config, full_pages=full_pages, sliding_pages=sliding_pages, dtype=params["embed"].dtype
+            init_cache,
+            config,
+            full_pages=plan.full_pages,
+            sliding_pages=plan.sliding_pages,
+            dtype=params["embed"].dtype,
         )
         self._cache = self._new_cache()
+        self._compiled: dict[Any, jax.stages.Compiled] = {}
 
     def reset(self) -> None:
         """Allocates the cache anew, after a failed call consumed it."""
         self._cache = ()
         self._cache = self._new_cache()
 
-    def warm_up(self, tables: PageTables) -> None:
-        """Compiles every shape on idle rows, which write nothing."""
+    def compile(self, tables: PageTables) -> None:
+        """Compiles every shape, several at a time; `tables` are those of all slots."""
+        slots = np.zeros(self._slots, np.int32)
+        model = (self._config, self._params, self._cache)
+        decode = jax.jit(decode_step, static_argnums=0, donate_argnums=2)
+        append = jax.jit(partial(_prefill, slots=self._slots), static_argnums=0, donate_argnums=2)
+        lowered: dict[Any, jax.stages.Lowered] = {
+            "decode": decode.lower(*model, tables, slots, slots, slots.astype(bool)),
+        }
         for rows in self._row_shapes:
+            of_rows = PageTables(tables.full[[0] * rows], tables.sliding[[0] * rows])
             for length in self._length_shapes:
-                self._prefill(tables, [()] * rows, [0] * rows, [0] * rows, [_GREEDY] * rows, length)
-        self._decode(tables, np.zeros(self._slots, np.int32), np.zeros(self._slots, np.int32), [_GREEDY] * self._slots)
+                tokens, row = np.zeros((rows, length), np.int32), np.zeros(rows, np.int32)
+                lowered[rows, length] = append.lower(*model, of_rows, tokens, row, row, row)
+        logits = jax.ShapeDtypeStruct((self._slots, self._config.vocab_size), jnp.float32)
+        lowered["sample"] = jax.jit(sample).lower(logits, SamplingBatch.of([_GREEDY] * self._slots), slots)
+        with ThreadPoolExecutor() as pool:
+            self._compiled = dict(zip(lowered, pool.map(lambda one: one.compile(), lowered.values()), strict=True))
 
     def run(self, work: Work, tables: PageTables, sampling: Sequence[SamplingParams | None]) -> dict[int, int]:
         """Runs one device call.
@@ -108,79 +86,62 @@ class Runner:
           slot → token drawn, for every row of the work.
         """
         if isinstance(work, PrefillWork):
-            rows = work.rows
-            longest = max(len(row.tokens) for row in rows)
-            tokens = self._prefill(
-                tables,
-                [row.tokens for row in rows],
-                [row.start for row in rows],
-                [row.slot for row in rows],
-                [sampling[row.slot] or _GREEDY for row in rows],
-                _smallest(self._length_shapes, longest),
-            )
-            return {row.slot: int(token) for row, token in zip(rows, tokens, strict=False)}
-        return self._run_decode(work, tables, sampling)
+            logits = self._prefill(work, tables)
+            ends = {row.slot: row.start + len(row.tokens) for row in work.rows}
+        else:
+            logits = self._decode(work, tables)
+            ends = {row.slot: row.start + 1 for row in work.rows}
+        positions = np.zeros(self._slots, np.int32)
+        positions[list(ends)] = list(ends.values())
+        batch = [sampling[slot] or _GREEDY if slot in ends else _GREEDY for slot in range(self._slots)]
+        drawn = np.asarray(self._compiled["sample"](logits, SamplingBatch.of(batch), positions))
+        return {slot: int(drawn[slot]) for slot in ends}
 
-    def _run_decode(
-        self, work: DecodeWork, tables: PageTables, sampling: Sequence[SamplingParams | None]
-    ) -> dict[int, int]:
-        tokens = np.zeros(self._slots, np.int32)
-        start = np.zeros(self._slots, np.int32)
+    def _prefill(self, work: PrefillWork, tables: PageTables) -> Array:
+        """Pads the rows to a compiled shape; padding rows have length 0. Gives logits [slots, V]."""
+        rows = _smallest(self._row_shapes, len(work.rows))
+        length = _smallest(self._length_shapes, max(len(row.tokens) for row in work.rows))
+        tokens = np.zeros((rows, length), np.int32)
+        slots, starts = np.full(rows, self._slots, np.int32), np.zeros(rows, np.int32)
+        lengths = np.zeros(rows, np.int32)
+        for i, row in enumerate(work.rows):
+            tokens[i, : len(row.tokens)] = row.tokens
+            slots[i], starts[i], lengths[i] = row.slot, row.start, len(row.tokens)
+        owned = np.minimum(slots, self._slots - 1)
+        of_rows = PageTables(tables.full[owned], tables.sliding[owned])
+        return self._call((rows, length), of_rows, tokens, starts, lengths, slots)
+
+    def _decode(self, work: DecodeWork, tables: PageTables) -> Array:
+        """One step over all slots; gives logits [slots, V]."""
+        tokens, starts = np.zeros(self._slots, np.int32), np.zeros(self._slots, np.int32)
         active = np.zeros(self._slots, bool)
         for row in work.rows:
-            tokens[row.slot], start[row.slot], active[row.slot] = row.token, row.start, True
-        batch = [params if on and params else _GREEDY for params, on in zip(sampling, active, strict=True)]
-        drawn = self._decode(tables, tokens, start, batch, active)
-        return {row.slot: int(drawn[row.slot]) for row in work.rows}
+            tokens[row.slot], starts[row.slot], active[row.slot] = row.token, row.start, True
+        # The tables are the scheduler's own: the device must not see them change.
+        copied = PageTables(tables.full.copy(), tables.sliding.copy())
+        return self._call("decode", copied, tokens, starts, active)
 
-    def _prefill(
-        self,
-        tables: PageTables,
-        chunks: Sequence[tuple[int, ...]],
-        starts: Sequence[int],
-        slots: Sequence[int],
-        sampling: Sequence[SamplingParams],
-        length: int,
-    ) -> np.ndarray:
-        """Pads the rows to a compiled shape; padding rows have length 0."""
-        rows = _smallest(self._row_shapes, len(chunks))
-        padding = rows - len(chunks)
-        tokens = np.zeros((rows, length), np.int32)
-        for i, chunk in enumerate(chunks):
-            tokens[i, : len(chunk)] = chunk
-        slots = [*slots, *[0] * padding]
-        self._cache, drawn = _prefill_and_sample(
-            self._config,
-            self._params,
-            self._cache,
-            PageTables(tables.full[slots], tables.sliding[slots]),
-            tokens,
-            np.array([*starts, *[0] * padding], np.int32),
-            np.array([*map(len, chunks), *[0] * padding], np.int32),
-            SamplingBatch.of([*sampling, *[_GREEDY] * padding]),
-        )
-        return np.asarray(drawn)
+    def _call(self, shape: Any, *arguments: Any) -> Array:
+        """One call that takes the cache and gives it back."""
+        self._cache, logits = self._compiled[shape](self._params, self._cache, *arguments)
+        return logits
 
-    def _decode(
-        self,
-        tables: PageTables,
-        tokens: np.ndarray,
-        start: np.ndarray,
-        sampling: Sequence[SamplingParams],
-        active: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """One step over all slots; without `active` every slot is idle."""
-        self._cache, drawn = _decode_and_sample(
-            self._config,
-            self._params,
-            self._cache,
-            PageTables(tables.full.copy(), tables.sliding.copy()),
-            tokens,
-            start,
-            np.zeros(self._slots, bool) if active is None else active,
-            SamplingBatch.of(sampling),
-        )
-        return np.asarray(drawn)
+
+def _prefill(
+    config: Config,
+    params: Params,
+    cache: KVCache,
+    tables: PageTables,
+    tokens: Array,
+    start: Array,
+    length: Array,
+    slot: Array,
+    *,
+    slots: int,
+) -> tuple[KVCache, Array]:
+    """`prefill`, its logits put into the rows of their slots: [slots, V]; a row of padding has slot = slots."""
+    cache, logits = prefill(config, params, cache, tables, tokens, start, length)
+    return cache, jnp.zeros((slots, logits.shape[-1])).at[slot].set(logits, mode="drop")
 
 
 def _smallest(shapes: Sequence[int], size: int) -> int:

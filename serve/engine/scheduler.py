@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from north_jax.config import Config
 from north_jax.kv_cache import PagedRows, pages_for, ring_entries
 
+from .memory import CachePlan
 from .types import EngineRequest, EngineStats, FinishReason, QueueFull, RequestTooLong, TokenEvent
 
 
@@ -71,47 +72,31 @@ class _Running:
 class Scheduler:
     """Slots, pages and queue of one engine. Not thread-safe: the engine's thread owns it."""
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        slots: int,
-        max_context: int,
-        chunk: int,
-        prefill_rows: int,
-        full_pages: int,
-        sliding_pages: int,
-        max_queue: int,
-    ) -> None:
+    def __init__(self, config: Config, plan: CachePlan, *, max_queue: int) -> None:
         """Sizes the scheduler.
 
         Args:
           config: the model's configuration.
-          slots: requests that run at once.
-          max_context: most positions of a request, prompt and answer.
-          chunk: most prompt tokens of a request that one prefill appends.
-          prefill_rows: most prompts in one prefill.
-          full_pages: pages of the full group.
-          sliding_pages: pages of the sliding group.
+          plan: slots, context, pages and the sizes of a prefill.
           max_queue: requests that may wait for a slot.
         """
-        self._ring = ring_entries(config, max_context, chunk)
-        self._pages = (full_pages, sliding_pages)
-        self._max_context = max_context
-        self._chunk = chunk
-        self._prefill_rows = prefill_rows
+        self._ring = ring_entries(config, plan.max_context, plan.chunk)
+        self._pages = (plan.full_pages, plan.sliding_pages)
+        self._max_context = plan.max_context
+        self._chunk = plan.chunk
+        self._prefill_rows = plan.prefill_rows
         self._max_queue = max_queue
         self._reserved = [0, 0]
         self._waiting: deque[EngineRequest] = deque()
-        self._slots: list[_Running | None] = [None] * slots
+        self._slots: list[_Running | None] = [None] * plan.slots
         self._prefilled_last = False
         self.rows = PagedRows(
             config,
-            rows=slots,
-            max_context=max_context,
-            max_chunk=chunk,
-            full_pages=full_pages,
-            sliding_pages=sliding_pages,
+            rows=plan.slots,
+            max_context=plan.max_context,
+            max_chunk=plan.chunk,
+            full_pages=plan.full_pages,
+            sliding_pages=plan.sliding_pages,
         )
 
     def check(self, request: EngineRequest) -> None:

@@ -16,7 +16,13 @@ from serve.engine.engine import JaxEngine
 from serve.engine.memory import MemoryPlanError, plan_cache
 from serve.engine.types import EngineRequest, FinishReason, QueueFull, RequestTooLong
 
-CONFIG = tiny_config()
+# Layers of every kind: dense and full with RoPE, sliding, full without RoPE.
+CONFIG = tiny_config(
+    num_hidden_layers=3,
+    layer_types=["full_attention", "sliding_attention", "full_attention"],
+    mlp_layer_types=["dense", "sparse", "sparse"],
+)
+PLAN = plan_cache(CONFIG, jnp.dtype(jnp.float32), slots=4, max_context=512, budget=1 << 24)
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +32,7 @@ def params():
 
 @pytest.fixture(scope="module")
 def engine(params):
-    plan = plan_cache(CONFIG, jnp.dtype(jnp.float32), slots=4, max_context=512, budget=1 << 24)
-    engine = JaxEngine(CONFIG, params, plan, max_queue=30)
+    engine = JaxEngine(CONFIG, params, PLAN, max_queue=30)
     engine.start()
     yield engine
     engine.shutdown(5)
@@ -142,9 +147,10 @@ def test_refusals(engine):
 
 
 @pytest.mark.parametrize(("deadline", "reason"), [(60.0, FinishReason.LENGTH), (0.0, FinishReason.CANCELLED)])
-def test_shutdown_drains_or_cancels(params, deadline, reason):
-    plan = plan_cache(CONFIG, jnp.dtype(jnp.float32), slots=4, max_context=512, budget=1 << 24)
-    engine = JaxEngine(CONFIG, params, plan, max_queue=4)
+def test_shutdown_drains_or_cancels(params, engine, deadline, reason):
+    compiled = engine._runner._compiled
+    engine = JaxEngine(CONFIG, params, PLAN, max_queue=4)
+    engine._runner.compile = lambda tables: setattr(engine._runner, "_compiled", compiled)  # the same shapes
     engine.start()
     events = queue.Queue()
     engine.submit(request("a", [5, 6], max_tokens=300), events.put)

@@ -11,6 +11,7 @@ from support import tiny_config
 
 from north_jax.kv_cache import NO_PAGE
 from north_jax.sampling import SamplingParams
+from serve.engine.memory import CachePlan
 from serve.engine.scheduler import DecodeWork, PrefillWork, Scheduler
 from serve.engine.types import EngineRequest, FinishReason, QueueFull, RequestTooLong
 
@@ -19,16 +20,16 @@ STOP = 3
 
 
 def scheduler(slots=3, full_pages=9, sliding_pages=6, max_queue=100, max_context=400):
-    return Scheduler(
-        CONFIG,
+    plan = CachePlan(
         slots=slots,
         max_context=max_context,
         chunk=50,
         prefill_rows=2,
         full_pages=full_pages,
         sliding_pages=sliding_pages,
-        max_queue=max_queue,
+        bytes=0,
     )
+    return Scheduler(CONFIG, plan, max_queue=max_queue)
 
 
 def request(name, prompt, max_tokens):
