@@ -11,11 +11,12 @@ import numpy as np
 
 from .config import Config
 from .inference import decode_step, prefill
-from .kv_cache import KVCache, PagedRows, PageTables, init_cache, pages_for, ring_entries
+from .kv_cache import PAGE_SIZE, KVCache, PagedRows, PageTables, init_cache, pages_for, ring_entries
 from .layers import Array, Params
 from .sampling import SamplingBatch, SamplingParams, sample
 
 CHUNK = 64  # prompt tokens appended at once
+_LEAST_PAGES = 8  # of a cache; a longer text takes the next power of two
 
 
 def generate(
@@ -47,12 +48,13 @@ def generate(
     outside = [token for token in prompt if not 0 <= token < config.vocab_size]
     if outside:
         raise ValueError(f"prompt holds token {outside[0]}, the vocabulary has {config.vocab_size}")
-    context = len(prompt) + max_tokens
-    if context > config.max_position_embeddings:
+    total = len(prompt) + max_tokens
+    if total > config.max_position_embeddings:
         limit = config.max_position_embeddings
         raise ValueError(f"prompt ({len(prompt)}) and max_tokens ({max_tokens}) exceed the context of {limit}")
     stops = frozenset(config.eos_token_id if stop_token_ids is None else stop_token_ids)
     batch = SamplingBatch.of([sampling or SamplingParams(temperature=0)])
+    context = PAGE_SIZE * max(_LEAST_PAGES, 1 << (pages_for(total) - 1).bit_length())  # few shapes to compile
     pages = {"full_pages": pages_for(context), "sliding_pages": ring_entries(config, context, CHUNK)}
     rows = PagedRows(config, rows=1, max_context=context, max_chunk=CHUNK, **pages)
     cache = init_cache(config, **pages, dtype=params["embed"].dtype)

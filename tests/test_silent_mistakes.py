@@ -91,7 +91,9 @@ def scaled_embed(params: Params, tokens: Array) -> Array:
     return params["embed"][tokens] * params["embed"].shape[1] ** 0.5
 
 
-def sequential_block(config: Config, layer: int, params: Params, x: Array, positions: Array, method: Any) -> Array:
+def sequential_block(
+    config: Config, layer: int, params: Params, x: Array, positions: Array, method: Any, tap: Any
+) -> Array:
     """Attention first, then the MLP on the normalised sum."""
     x = x + attend(config, layer, params, norm(config, x, params["norm"]), positions)
     return x + feed_forward(config, layer, params["mlp"], norm(config, x, params["norm"]), method)
