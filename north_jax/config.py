@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,9 @@ class Config:
             raw = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError(f"{file}: no such file; a checkpoint directory needs a config.json") from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise ConfigError(f"{file}: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
             raise ConfigError(f"{file}: not valid JSON: {error}") from None
         if not isinstance(raw, dict):
             raise ConfigError(f"{file}: expected a JSON object, found {type(raw).__name__}")
@@ -264,15 +267,15 @@ class _Fields:
 
     def integer(self, name: str, default: Any = _REQUIRED) -> int:
         value = self._typed(name, default, int, "a positive integer")
-        if value < 1:
-            raise ConfigError(f"{name} must be a positive integer, found {value!r}")
+        if not 1 <= value < 2**31:  # sizes and positions are int32 on the device
+            raise ConfigError(f"{name} must be a positive integer below 2**31, found {value!r}")
         return value
 
     def optional_integer(self, name: str) -> int | None:
         return self._typed(name, None, int, "an integer or null")
 
     def number(self, name: str, default: Any = _REQUIRED) -> float:
-        return float(self._typed(name, default, (int, float), "a number"))
+        return _finite(name, self._typed(name, default, (int, float), "a number"))
 
     def string(self, name: str, default: Any = _REQUIRED) -> str:
         return self._typed(name, default, str, "a string")
@@ -331,6 +334,13 @@ def _norm(fields: _Fields) -> tuple[str, float]:
     return "layer", fields.number("layer_norm_eps", 1e-5)
 
 
+def _finite(name: str, value: float) -> float:
+    """The number as a float: JSON as Python reads it knows NaN, infinities and integers beyond any float."""
+    if not abs(value) <= sys.float_info.max:
+        raise ConfigError(f"{name} must be a finite number, found {value!r}")
+    return float(value)
+
+
 def _rope_theta(fields: _Fields) -> float:
     """The base of the rotary frequencies; any scaling of them is refused."""
     parameters = fields.get("rope_parameters")
@@ -356,7 +366,7 @@ def _rope_theta(fields: _Fields) -> float:
     inner = parameters.get("rope_theta", theta)  # Transformers 5 may write its class default beside it: this one counts
     if isinstance(inner, bool) or not isinstance(inner, int | float):
         raise ConfigError(f"rope_parameters.rope_theta must be a number, found {inner!r}")
-    return float(inner)
+    return _finite("rope_parameters.rope_theta", inner)
 
 
 def _eos_token_ids(fields: _Fields) -> tuple[int, ...]:

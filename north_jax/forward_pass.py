@@ -33,7 +33,12 @@ def hidden_states(
 
     Returns:
       [B, T, D] in the parameters' dtype.
+
+    Raises:
+      ValueError: tokens has another rank, or holds no token.
     """
+    if tokens.ndim != 2 or not tokens.size:
+        raise ValueError(f"tokens has shape {tokens.shape}, expected [B, T] with at least one token")
     x = embed(params, tokens)
     if tap is not None:
         tap("embed", x)

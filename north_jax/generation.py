@@ -43,7 +43,7 @@ def generate(
     Raises:
       ValueError: the prompt is empty, holds a token outside the vocabulary, or leaves the model's context too short.
     """
-    if not prompt:
+    if len(prompt) == 0:  # also of a NumPy array, which has no truth value
         raise ValueError("prompt is empty")
     outside = [token for token in prompt if not 0 <= token < config.vocab_size]
     if outside:

@@ -108,12 +108,15 @@ class PageAllocator:
 class _Group:
     """One group's allocator and tables, and the half-open range of logical pages that each row holds."""
 
+    has_layers: bool  # a model may lack full or sliding layers: then rows hold no pages of the group
     allocator: PageAllocator
     table: np.ndarray  # [rows, entries] int32
     held: list[range]
 
     def plan(self, row: int, first: int, end: int) -> tuple[range, range]:
         """Logical pages to drop and to add so that the row holds [first, end)."""
+        if not self.has_layers:
+            return range(0), range(0)
         held = self.held[row]
         keep_from = min(max(first, held.start), held.stop)
         return range(held.start, keep_from), range(max(held.stop, first), max(end, held.stop))
@@ -150,12 +153,12 @@ class PagedRows:
         self.max_context = max_context
         self.max_chunk = max_chunk
 
-        def group(entries: int, pages: int) -> _Group:
+        def group(kind: str, entries: int, pages: int) -> _Group:
             table = np.full((rows, entries), NO_PAGE, np.int32)
-            return _Group(PageAllocator(pages), table, [range(0)] * rows)
+            return _Group(kind in config.layer_types, PageAllocator(pages), table, [range(0)] * rows)
 
-        self._full = group(pages_for(max_context), full_pages)
-        self._sliding = group(ring_entries(config, max_context, max_chunk), sliding_pages)
+        self._full = group(FULL, pages_for(max_context), full_pages)
+        self._sliding = group(SLIDING, ring_entries(config, max_context, max_chunk), sliding_pages)
 
     @property
     def tables(self) -> PageTables:

@@ -89,7 +89,7 @@ def dense_mlp(mlp: Params, h: Array) -> Array:
 
 def embed(params: Params, tokens: Array) -> Array:
     """Rows of the embedding [V, D] for tokens [...] int32; not scaled. Tokens outside the vocabulary give NaN."""
-    return params["embed"].at[tokens].get(mode="fill")
+    return params["embed"].at[tokens].get(mode="fill", wrap_negative_indices=False)
 
 
 def head(config: Config, params: Params, x: Array) -> Array:

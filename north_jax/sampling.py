@@ -1,7 +1,8 @@
 """Sampling: what a request asks for, and the draw of a whole batch on the device.
 
-The order is temperature, then top-k, then top-p and min-p over what top-k left. The draw is an inverse CDF in token
-order with one uniform number per row and position, so a row's tokens depend on its own seed, position and logits alone.
+The order is temperature, then top-k, then top-p and min-p over what top-k left. The draw inverts the CDF in token
+order, first over blocks of tokens and then within one, with two uniform numbers per row and position, so a row's tokens
+depend on its own seed, position and logits alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .layers import Array
+
+_BLOCK = 512  # tokens drawn from in the second step of a draw
+_COLDEST, _HOTTEST = 1e-30, 1e30  # beyond them a draw is as greedy or flat, but 1 / temperature may leave float32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ class SamplingBatch(NamedTuple):
         """Host arrays for one SamplingParams a slot."""
         words = [((p.seed >> 32) & 0xFFFFFFFF, p.seed & 0xFFFFFFFF) for p in params]
         return cls(
-            np.array([p.temperature for p in params], np.float32),
+            np.array([p.temperature and min(max(p.temperature, _COLDEST), _HOTTEST) for p in params], np.float32),
             np.array([p.top_k for p in params], np.int32),
             np.array([p.top_p for p in params], np.float32),
             np.array([p.min_p for p in params], np.float32),
@@ -92,18 +96,28 @@ def sample(logits: Array, batch: SamplingBatch, positions: Array) -> Array:
 
 def _draw(logits: Array, batch: SamplingBatch, positions: Array) -> Array:
     temperature = jnp.asarray(batch.temperature)[:, None]
-    scaled = logits / jnp.where(temperature > 0, temperature, 1)
-    weights = jnp.exp(scaled - jnp.max(scaled, axis=-1, keepdims=True))  # the likeliest token has weight 1
+    below = logits - jnp.max(logits, axis=-1, keepdims=True)  # before the division, which a logit may overflow
+    weights = jnp.exp(below / jnp.where(temperature > 0, temperature, 1))  # the likeliest token has weight 1
     filtered = jnp.any(jnp.asarray(batch.top_k) > 0) | jnp.any(jnp.asarray(batch.top_p) < 1) | jnp.any(batch.min_p > 0)
     weights = jax.lax.cond(filtered, lambda: _filter(weights, batch), lambda: weights)
-    cumulative = jnp.cumsum(weights, axis=-1)
     keys = jax.random.wrap_key_data(jnp.asarray(batch.seed))
-    uniform = jax.vmap(lambda key, position: jax.random.uniform(jax.random.fold_in(key, position)))(keys, positions)
-    target = uniform[:, None] * cumulative[:, -1:]
-    # First token whose cumulative weight exceeds the target; rounding may lead past the end: the last one is a bound.
-    token = jnp.sum(cumulative <= target, axis=-1)
-    last = logits.shape[-1] - 1 - jnp.argmax(weights[:, ::-1] > 0, axis=-1)
-    return jnp.minimum(token, last).astype(jnp.int32)
+    fold = jax.vmap(lambda key, position: jax.random.uniform(jax.random.fold_in(key, position), (2,), jnp.float32))
+    uniform = fold(keys, positions)  # [S, 2]
+    # A float32 uniform has 2^23 values, too few to tell 2^18 tokens apart evenly: two of them choose in two steps.
+    blocks = jnp.pad(weights, ((0, 0), (0, -weights.shape[-1] % _BLOCK)))
+    blocks = blocks.reshape(len(weights), -1, _BLOCK)
+    block = _pick(jnp.sum(blocks, axis=-1), uniform[:, 0])  # [S]
+    within = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]  # [S, _BLOCK]
+    return block * _BLOCK + _pick(within, uniform[:, 1])
+
+
+def _pick(weights: Array, uniform: Array) -> Array:
+    """The first entry of weights [S, n] at which their sum exceeds uniform [S] of the total: [S] int32."""
+    cumulative = jnp.cumsum(weights, axis=-1)
+    # A parallel sum is not quite monotonic: without the test of its own weight, an excluded entry could be first.
+    beyond = (cumulative > uniform[:, None] * cumulative[:, -1:]) & (weights > 0)
+    last = weights.shape[-1] - 1 - jnp.argmax(weights[:, ::-1] > 0, axis=-1)  # where rounding leads past the end
+    return jnp.where(jnp.any(beyond, axis=-1), jnp.argmax(beyond, axis=-1), last).astype(jnp.int32)
 
 
 def _filter(weights: Array, batch: SamplingBatch) -> Array:

@@ -139,3 +139,27 @@ def test_files(tmp_path):
         Config.from_json(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(RAW_CONFIG))
     assert Config.from_json(tmp_path) == Config.from_dict(RAW_CONFIG)
+
+
+@pytest.mark.parametrize("name", ["logit_scale", "rope_theta", "rms_norm_eps"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400])
+def test_numbers_are_finite(name, value):
+    with pytest.raises(ConfigError, match=f"{name} must be a finite number"):
+        Config.from_dict(RAW_CONFIG | {name: value})
+
+
+def test_sizes_fit_the_device():
+    with pytest.raises(ConfigError, match=r"sliding_window must be a positive integer below 2\*\*31"):
+        Config.from_dict(RAW_CONFIG | {"sliding_window": 2**31})
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"vocab_size": ' + "9" * 5000 + "}"], ids=["nested", "digits"])
+def test_json_that_python_gives_up_on_is_named(tmp_path, text):
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.json: not valid JSON"):
+        Config.from_json(file)
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(ConfigError, match=r"config\.json: Is a directory"):
+        Config.from_json(tmp_path)

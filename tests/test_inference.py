@@ -143,6 +143,7 @@ def test_generate_is_greedy_decoding(params, sequences):
     clear = best[:, -1] - best[:, -2] > 1e-3
     assert clear.sum() > 30
     assert (np.argmax(logits, axis=-1) == np.array(out))[clear].all()
+    assert list(generate(CONFIG, params, np.array(prompt), 3, stop_token_ids=())) == out[:3]
     stop = out[10]
     assert list(generate(CONFIG, params, prompt, 40, stop_token_ids={stop})) == out[: out.index(stop)]
 
@@ -154,3 +155,12 @@ def test_generate_is_greedy_decoding(params, sequences):
 def test_generate_refuses(params, prompt, max_tokens, named):
     with pytest.raises(ValueError, match=named):
         next(generate(CONFIG, params, prompt, max_tokens))
+
+
+def test_generate_without_sliding_layers():
+    """A prompt longer than a page, with no page of the sliding group."""
+    config = tiny_config(num_hidden_layers=2, layer_types=["full_attention"] * 2)
+    params = tiny_params(config)
+    out = list(generate(config, params, list(range(100)), 3, stop_token_ids=()))
+    logits = forward(config, params, np.array([[*range(100), *out]], np.int32))[0, 99:-1]
+    assert np.argmax(logits, axis=-1).tolist() == out

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny_config
 
+from north_jax.config import FULL, SLIDING
 from north_jax.kv_cache import (
     NO_PAGE,
     PAGE_SIZE,
@@ -113,3 +114,15 @@ def check_row(rows, row, start, end):
         assert sliding[row, position // PAGE_SIZE % sliding.shape[1]] != NO_PAGE
     first = max(start - CONFIG.sliding_window + 1, 0) // PAGE_SIZE
     assert np.count_nonzero(sliding[row] != NO_PAGE) == pages_for(end) - first
+
+
+@pytest.mark.parametrize("kind", [FULL, SLIDING])
+def test_a_group_without_layers_holds_no_pages(kind):
+    config = tiny_config(layer_types=[kind] * 5)
+    rows = PagedRows(config, rows=1, max_context=600, max_chunk=100, full_pages=10, sliding_pages=10)
+    for start in range(0, 600, 100):
+        rows.grow(0, start, start + 100)
+    used = [10 - free for free in rows.free]
+    assert used == ([10, 0] if kind == FULL else [0, 4])  # positions 431 to 599: pages 6 to 9
+    rows.release(0)
+    assert rows.free == (10, 10)

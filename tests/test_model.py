@@ -155,6 +155,13 @@ def test_bfloat16_stays_close(params, tokens):
 
 def test_token_outside_the_vocabulary_is_visible(params):
     """Its own logits are NaN, and another row never sees it."""
-    logits = forward(CONFIG, params, np.array([[1, CONFIG.vocab_size], [1, 2]], np.int32))
-    assert bool(jnp.isnan(logits[0, 1]).all())
-    assert not bool(jnp.isnan(logits[1]).any())
+    for token in (CONFIG.vocab_size, -1):
+        logits = forward(CONFIG, params, np.array([[1, token], [1, 2]], np.int32))
+        assert bool(jnp.isnan(logits[0, 1]).all())
+        assert not bool(jnp.isnan(logits[1]).any())
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 0)])
+def test_tokens_of_another_shape_are_named(params, shape):
+    with pytest.raises(ValueError, match=r"expected \[B, T\]"):
+        forward(CONFIG, params, np.zeros(shape, np.int32))

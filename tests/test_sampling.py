@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from north_jax.sampling import SamplingBatch, SamplingParams, sample
+from north_jax.sampling import SamplingBatch, SamplingParams, _pick, sample
 
 VOCABULARY = 12
 DRAWS = 20_000
@@ -104,3 +104,40 @@ def test_impossible_tokens_are_never_drawn():
 def test_out_of_range_is_named(field, value):
     with pytest.raises(ValueError, match=field):
         SamplingParams(**{field: value})
+
+
+def test_a_large_flat_vocabulary():
+    vocabulary, rows, steps = 2**18 - 1000, 4, 1000  # the last block of the draw is not full
+    batch = SamplingBatch.of([SamplingParams(seed=i) for i in range(rows)])
+    logits = jnp.full((rows, vocabulary), 1e4)
+    run = jax.jit(lambda starts: jax.lax.map(lambda start: sample(logits, batch, start + jnp.zeros(rows, int)), starts))
+    tokens = np.asarray(run(jnp.arange(steps, dtype=jnp.int32))).reshape(-1)
+    assert tokens.min() >= 0 and tokens.max() < vocabulary
+    for bucket in (tokens * 40 // vocabulary, tokens % 40):  # ranges, and residues, of nearly equal size
+        expected = len(tokens) / 40
+        chi_square = ((np.bincount(bucket, minlength=40) - expected) ** 2 / expected).sum()
+        assert chi_square < 39 + 5 * np.sqrt(2 * 39)
+    one = jnp.full((rows, vocabulary), -jnp.inf).at[:, -1].set(-1e4)
+    assert (draw(one, batch, jnp.arange(rows)) == vocabulary - 1).all()
+
+
+def test_rounding_of_the_running_sum_never_picks_an_excluded_token():
+    """A parallel sum wavers by a last bit where nothing is added; every number at which it does is tried."""
+    rng = np.random.default_rng(0)
+    weights = np.zeros(2**17, np.float32)
+    weights[rng.choice(2**17, 50, replace=False)] = rng.random(50)
+    sums = np.unique(np.asarray(jnp.cumsum(jnp.asarray(weights)[None], axis=-1)))
+    numbers = np.concatenate([np.nextafter(u, d) for u in [sums / sums[-1]] for d in (np.float32(0), u, np.float32(1))])
+    numbers = numbers[numbers < 1]
+    picked = jax.lax.map(lambda u: _pick(jnp.asarray(weights)[None], u[None])[0], jnp.asarray(numbers))
+    assert len(sums) > 51  # it does waver
+    assert (weights[np.asarray(picked)] > 0).all()
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-36, 1e-300, 1e300])
+def test_extreme_temperatures(temperature):
+    """No overflow turns into NaN: almost 0 is greedy, almost infinite is flat over the possible tokens."""
+    rows = 64
+    logits = jnp.tile(jnp.array([5e3, 1e4, -1e4, -jnp.inf]), (rows, 1))
+    batch = SamplingBatch.of([SamplingParams(temperature, seed=-i) for i in range(rows)])
+    assert set(draw(logits, batch, jnp.arange(rows)).tolist()) == ({1} if temperature < 1 else {0, 1, 2})

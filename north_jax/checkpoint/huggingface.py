@@ -6,6 +6,7 @@ Everything that can be wrong with names, shapes and files is found from the head
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -95,7 +96,7 @@ def _refuse_quantised(path: Path) -> None:
     """Names the method of a quantised checkpoint, before anything else about it looks wrong."""
     try:
         raw = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return  # Config.from_json has the better words for it
     for field in _QUANTISATION_FIELDS:
         if isinstance(raw, dict) and raw.get(field):
@@ -122,7 +123,7 @@ def _read_index(file: Path) -> dict[str, str]:
     """Tensor name → file name."""
     try:
         index = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: not valid JSON ({error})") from error
     places = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(places, dict) or not places:
@@ -136,7 +137,7 @@ def _read_index(file: Path) -> dict[str, str]:
 def _indexed_tensors(path: Path, places: Mapping[str, str]) -> dict[str, Tensor]:
     """The tensors of all shards, which must be those of the index, each in the shard it says."""
     shards = sorted(set(places.values()))
-    absent = [shard for shard in shards if not (path / shard).is_file()]
+    absent = [shard for shard in shards if not os.path.isfile(path / shard)]  # false, too, for an impossible name
     if absent:
         raise CheckpointError(f"{path}: {len(absent)} of {len(shards)} shards are missing: {enumerate_names(absent)}")
     tensors: dict[str, Tensor] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.resources import files
@@ -100,7 +101,8 @@ def resolve(path: str | Path) -> Path:
     Raises:
       CheckpointError: there is no such directory.
     """
-    directory = Path(str(files("north_jax") / "nano")) if path == NANO else Path(path).expanduser()
-    if not directory.is_dir():
+    # os.path, not pathlib, which raises other errors for an unknown ~user and for a name that is too long
+    directory = Path(str(files("north_jax") / "nano") if path == NANO else os.path.expanduser(path))
+    if not os.path.isdir(directory):
         raise CheckpointError(f"{path}: no such directory (a checkpoint is a local directory, or {NANO!r})")
     return directory

@@ -5,9 +5,10 @@ A directory holds `params/` (Orbax), `config.json` and the text files of the Hug
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def restore(
 
     Raises:
       ConfigError: `config.json` is missing or not supported.
-      CheckpointError: the directory holds no Orbax parameters, or others than its configuration asks for.
+      CheckpointError: the directory holds no Orbax parameters, damaged ones, or others than its configuration asks for.
     """
     import orbax.checkpoint as ocp
 
@@ -90,18 +91,30 @@ def restore(
         raise CheckpointError(f"{path}: no Orbax checkpoint (no {PARAMS_DIRECTORY}/_METADATA)")
     config = Config.from_json(path, ignore=ignore)
     directory = path / PARAMS_DIRECTORY
-    with ocp.Checkpointer(_handler(_CONCURRENT_BYTES)) as checkpointer:
-        saved = checkpointer.metadata(directory).item_metadata.tree
+    with _naming(directory), ocp.Checkpointer(_handler(_CONCURRENT_BYTES)) as checkpointer:
+        metadata = checkpointer.metadata(directory).item_metadata
+    if metadata is None:
+        raise CheckpointError(f"{directory}: Orbax cannot read its metadata")
+    saved = metadata.tree
     described = check_params(config, build({_int_keys(where): leaf for where, leaf in leaves(saved)}), str(path))
     restore_args = {}
     for where, leaf in described.items():
         sharding = sharding_of(shardings, where, leaf.shape) or SingleDeviceSharding(jax.devices()[0])
         restore_args[_string_keys(where)] = ocp.ArrayRestoreArgs(sharding=sharding, dtype=dtype or leaf.dtype)
     largest = max(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in described.values())
-    with ocp.Checkpointer(_handler(largest)) as checkpointer:
+    with _naming(directory), ocp.Checkpointer(_handler(largest)) as checkpointer:
         tree = checkpointer.restore(directory, args=ocp.args.PyTreeRestore(restore_args=build(restore_args)))
     params = build({_int_keys(where): array for where, array in leaves(tree)})
     return replace(config, dtype=params["embed"].dtype.name), params
+
+
+@contextlib.contextmanager
+def _naming(directory: Path) -> Iterator[None]:
+    """Names the directory in what Orbax raises for damaged files, which may be of any type, even plain Exception."""
+    try:
+        yield
+    except Exception as error:
+        raise CheckpointError(f"{directory}: Orbax cannot read it: {error}") from error
 
 
 def is_orbax(path: Path) -> bool:

@@ -89,7 +89,7 @@ def read_header(file: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{file}: {error.strerror}") from error
     try:
         entries = json.loads(raw, object_pairs_hook=_unique)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
         raise CheckpointError(f"{file}: the safetensors header is not valid JSON ({error})") from error
     except _RepeatedKeyError as error:
         raise CheckpointError(f"{file}: the safetensors header names {error} twice") from error
@@ -129,7 +129,8 @@ def write_file(file: Path, types: TensorTypes, arrays: Iterable[np.ndarray]) -> 
     """Writes the tensors of `types` with their values from `arrays`, taken one at a time and in the same order.
 
     Raises:
-      CheckpointError: a dtype is not a weight type, or an array is not what `types` announced.
+      CheckpointError: a dtype is not a weight type, an array is not what `types` announced, or the file cannot be
+        written (the disk is full).
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # Transformers refuses a file without it
     end = 0
@@ -149,8 +150,11 @@ def write_file(file: Path, types: TensorTypes, arrays: Iterable[np.ndarray]) -> 
 
 def _write_all(stream: Any, data: Any) -> None:
     view = memoryview(data)
-    while view:
-        view = view[stream.write(view) :]
+    try:
+        while view:
+            view = view[stream.write(view) :]
+    except OSError as error:  # such as a full disk; it does not name the file by itself
+        raise CheckpointError(f"{stream.name}: {error.strerror}") from error
 
 
 def _position(tensor: Tensor) -> tuple[int, int]:

@@ -61,8 +61,14 @@ def _replace(path: Path, new: Path, old: Path) -> None:
 
 
 def copy_text_files(source: str | Path | None, destination: Path) -> None:
-    """Copies those of `TEXT_FILES` that the directory `source` holds."""
+    """Copies those of `TEXT_FILES` that the directory `source` holds.
+
+    Raises:
+      CheckpointError: `source` is not a directory.
+    """
     if source is not None:
+        if not Path(source).is_dir():
+            raise CheckpointError(f"source {source}: no such directory")
         for name in TEXT_FILES:
             if (Path(source) / name).is_file():
                 shutil.copyfile(Path(source) / name, destination / name)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -188,3 +191,29 @@ def test_wrong_params_are_named(write: Callable[..., None], pristine: Path, tmp_
     with pytest.raises(CheckpointError, match="int32"):
         write(tmp_path / "target", model.config, integers)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_named_and_leaves_nothing_behind(pristine: Path, tmp_path: Path) -> None:
+    """A limit on the size of files, in a process of its own, stands for the disk."""
+    program = """
+import resource, signal, sys
+from north_jax.checkpoint import CheckpointError, export, load
+model = load(sys.argv[1])
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+try:
+    export(sys.argv[2], model.config, model.params)
+except CheckpointError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", program, str(pristine), str(tmp_path / "new")]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"new/model\.safetensors: File too large", printed)
+    assert not list(tmp_path.iterdir())
+
+
+def test_absent_source_is_named(pristine: Path, tmp_path: Path) -> None:
+    model = load(pristine)
+    with pytest.raises(CheckpointError, match=r"source .*absent: no such directory"):
+        export(tmp_path / "new", model.config, model.params, source=tmp_path / "absent")
+    assert not list(tmp_path.iterdir())

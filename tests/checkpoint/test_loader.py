@@ -51,7 +51,9 @@ def test_random_weights_depend_on_the_seed_alone(
     assert abs(float(np.std(np.asarray(first["layers"][1]["qkv"], np.float32))) * config.hidden_size**0.5 - 1) < 0.1
 
 
-@pytest.mark.parametrize("path", ["nowhere", "CohereLabs/North-Mini-Code-1.0"])
+@pytest.mark.parametrize(
+    "path", ["nowhere", "CohereLabs/North-Mini-Code-1.0", "~nobody-of-this-name/model", "x" * 5000]
+)
 def test_unknown_paths_are_named(path: str) -> None:
     with pytest.raises(CheckpointError, match=f"{path}: no such directory .*'north-nano'"):
         load(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,3 +63,21 @@ def test_parameters_that_do_not_fit_the_configuration_are_named(saved: Path, tmp
     file.unlink()
     with pytest.raises(ConfigError, match=r"config\.json: no such file"):
         load(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("text", ["{", "{}"], ids=["cut off", "empty"])
+def test_damaged_metadata_is_named(saved: Path, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "copy"
+    shutil.copytree(saved, path)
+    (path / "params/_METADATA").write_text(text)
+    with pytest.raises(CheckpointError, match="copy/params: Orbax cannot read"):
+        restore(path)
+
+
+def test_damaged_values_are_named(saved: Path, tmp_path: Path) -> None:
+    path = tmp_path / "copy"
+    shutil.copytree(saved, path)
+    largest = max((path / "params").rglob("*"), key=lambda file: file.stat().st_size if file.is_file() else 0)
+    largest.write_bytes(largest.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="copy/params: Orbax cannot read"):
+        restore(path)

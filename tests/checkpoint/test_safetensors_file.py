@@ -88,6 +88,7 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "header is not JSON": (container(b"{'a': 1}"), "not valid JSON"),
     "header is not UTF-8": (container(b'{"\xff": 1}'), "not valid JSON"),
     "header is nested without end": (container(b"[" * 200_000), "not valid JSON"),
+    "a number of many digits": (container(b'{"a":' + b"9" * 5000 + b"}"), "not valid JSON"),
     "header is a list": (container([1]), "not a JSON object"),
     "tensor named twice": (
         container(b'{"a":{"dtype":"BF16","shape":[4],"data_offsets":[0,8]},"a":{}}', bytes(8)),
