@@ -41,6 +41,7 @@ def generate(
       token ids.
 
     Raises:
+      FloatingPointError: the logits are not finite.
       ValueError: the prompt is empty, holds a token outside the vocabulary, or leaves the model's context too short.
     """
     if len(prompt) == 0:  # also of a NumPy array, which has no truth value
@@ -68,6 +69,8 @@ def generate(
         cache, token = _prefill(config, params, cache, _copy(rows.tables), padded, first, len(chunk), batch)
     for count in range(1, max_tokens + 1):
         value = int(token[0])
+        if value < 0:
+            raise FloatingPointError(f"the logits at position {position} are not finite")
         if value in stops:
             return
         yield value

@@ -18,7 +18,7 @@ type Params = dict  # a nested dict of arrays; DESIGN.md, "Parameters"
 
 def contract(subscripts: str, a: Array, b: Array) -> Array:
     """`einsum` with a float32 result: bf16 operands accumulate in float32, float32 operands are not rounded to TF32."""
-    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    precision = jax.lax.Precision.HIGHEST if jnp.result_type(a, b) == jnp.float32 else None
     return jnp.einsum(subscripts, a, b, precision=precision, preferred_element_type=jnp.float32)
 
 

@@ -121,7 +121,9 @@ def _tiled(mlp: Params, h: Array, experts: Array, weights: Array) -> Array:
     def step(out: Array, tile: tuple[Array, Array, Array]) -> tuple[Array, None]:
         expert, token, weight = tile
         hidden = swiglu(contract("td,id->ti", h[token], mlp["gate_up"][expert])) * weight[:, None]
-        return out.at[token].add(contract("ti,di->td", hidden.astype(h.dtype), mlp["down"][expert])), None
+        added = contract("ti,di->td", hidden.astype(h.dtype), mlp["down"][expert])
+        # An unused entry computes token 0 with an expert that is not its own: select, 0 × infinity is NaN.
+        return out.at[token].add(jnp.where(weight[:, None] > 0, added, 0)), None
 
     out, _ = jax.lax.scan(step, jnp.zeros(h.shape, jnp.float32), (expert, token, weight))
     return out

@@ -85,13 +85,15 @@ def sample(logits: Array, batch: SamplingBatch, positions: Array) -> Array:
       positions: [S] int32, the position the token will take: with the seed it fixes the random number.
 
     Returns:
-      [S] int32. Greedy rows take the lowest token among equal maxima.
+      [S] int32. Greedy rows take the lowest token among equal maxima. A row whose logits hold NaN or +infinity, or
+      nothing above −infinity, gives −1.
     """
     greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     drawing = jnp.asarray(batch.temperature) > 0
-    return jax.lax.cond(
+    token = jax.lax.cond(
         jnp.any(drawing), lambda: jnp.where(drawing, _draw(logits, batch, positions), greedy), lambda: greedy
     )
+    return jnp.where(jnp.isfinite(jnp.max(logits, axis=-1)), token, -1)
 
 
 def _draw(logits: Array, batch: SamplingBatch, positions: Array) -> Array:
@@ -100,7 +102,7 @@ def _draw(logits: Array, batch: SamplingBatch, positions: Array) -> Array:
     weights = jnp.exp(below / jnp.where(temperature > 0, temperature, 1))  # the likeliest token has weight 1
     filtered = jnp.any(jnp.asarray(batch.top_k) > 0) | jnp.any(jnp.asarray(batch.top_p) < 1) | jnp.any(batch.min_p > 0)
     weights = jax.lax.cond(filtered, lambda: _filter(weights, batch), lambda: weights)
-    keys = jax.random.wrap_key_data(jnp.asarray(batch.seed))
+    keys = jax.random.wrap_key_data(jnp.asarray(batch.seed), impl="threefry2x32")
     fold = jax.vmap(lambda key, position: jax.random.uniform(jax.random.fold_in(key, position), (2,), jnp.float32))
     uniform = fold(keys, positions)  # [S, 2]
     # A float32 uniform has 2^23 values, too few to tell 2^18 tokens apart evenly: two of them choose in two steps.

@@ -93,13 +93,17 @@ def test_random_lives(steps):
             rows.release(row)
             length[row] = 0
         else:
+            if length[row] + count > 600:
+                continue
+            before = rows.free, *(table.copy() for table in rows.tables)
             try:
                 rows.grow(row, length[row], length[row] + count)
-                length[row] += count
-                last_start = length[row] - count
-            except (OutOfPages, ValueError):
+            except OutOfPages:
+                assert rows.free == before[0]
+                assert all((now == then).all() for now, then in zip(rows.tables, before[1:], strict=True))
                 continue
-            check_row(rows, row, last_start, length[row])
+            length[row] += count
+            check_row(rows, row, length[row] - count, length[row])
         for table, free, total in zip(rows.tables, rows.free, (20, 9), strict=True):
             owned = table[table != NO_PAGE]
             assert len(owned) == len(set(owned)) == total - free

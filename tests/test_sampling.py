@@ -141,3 +141,10 @@ def test_extreme_temperatures(temperature):
     logits = jnp.tile(jnp.array([5e3, 1e4, -1e4, -jnp.inf]), (rows, 1))
     batch = SamplingBatch.of([SamplingParams(temperature, seed=-i) for i in range(rows)])
     assert set(draw(logits, batch, jnp.arange(rows)).tolist()) == ({1} if temperature < 1 else {0, 1, 2})
+
+
+def test_logits_that_are_not_finite_give_no_token():
+    logits = jnp.zeros((5, 700)).at[0, 3].set(jnp.nan).at[1, 4].set(jnp.inf).at[2].set(-jnp.inf).at[3, 5].set(-jnp.inf)
+    for temperature in (0.0, 1.0):
+        tokens = draw(logits, SamplingBatch.of([SamplingParams(temperature=temperature)] * 5), jnp.arange(5))
+        assert (np.asarray(tokens) >= 0).tolist() == [False, False, False, True, True]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple, Protocol
 
-from ..engine.types import EngineRequest, FinishReason, QueueFull, RequestTooLong
+from ..engine.types import EngineRequest, EngineUnavailable, FinishReason, QueueFull, RequestTooLong
 from ..generation import EngineBridge, Generation
 from ..protocol.errors import ApiError, queue_full, server_error
 
@@ -39,6 +39,8 @@ def submit(bridge: EngineBridge, requests: Sequence[EngineRequest]) -> Generatio
         return bridge.generate(requests)
     except QueueFull as error:
         raise queue_full(error.retry_after_s) from None
+    except EngineUnavailable as error:
+        raise server_error(str(error), status=503, code="unavailable") from None
     except RequestTooLong as error:
         raise ApiError(str(error), code="context_length_exceeded") from None
 

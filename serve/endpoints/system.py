@@ -10,6 +10,7 @@ import north_jax
 
 from ..http.message import Request, Response
 from ..protocol.decode import encode
+from ..protocol.errors import server_error
 from ..protocol.models import Model, ModelList
 from .service import Service
 
@@ -33,6 +34,8 @@ def get_model(service: Service, request: Request) -> Response:
 
 def health(service: Service, request: Request) -> Response:
     stats = service.bridge.engine.stats()
+    if stats.failure is not None:
+        raise server_error(f"The engine has failed: {stats.failure}", status=503, code="unavailable")
     counts = {name: getattr(stats, name) for name in ("queued", "running", "pages_used", "pages_total")}
     return Response(200, encode(Health(**counts)))
 

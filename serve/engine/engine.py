@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from north_jax.config import Config
 from north_jax.layers import Params
@@ -14,9 +16,11 @@ from north_jax.layers import Params
 from .memory import CachePlan
 from .runner import Runner
 from .scheduler import Delivery, Scheduler
-from .types import EngineRequest, EngineStats, QueueFull, TokenEvent
+from .types import EngineRequest, EngineStats, EngineUnavailable, FinishReason, TokenEvent
 
 _log = logging.getLogger(__name__)
+
+_LAST_CALL_SECONDS = 30.0  # for the device call that runs when the engine stops
 
 type Deliver = Callable[[TokenEvent], None]
 
@@ -39,9 +43,10 @@ class JaxEngine:
         self._slots = plan.slots
         self._deliver: dict[str, Deliver] = {}
         self._cancelled: deque[str] = deque()
-        self._changed = threading.Condition()  # guards the scheduler, _deliver, _cancelled and the two flags
+        self._changed = threading.Condition()  # guards the scheduler and all below
         self._draining = False
         self._stopped = False
+        self._failure: str | None = None
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -50,11 +55,13 @@ class JaxEngine:
         self._thread.start()
 
     def submit(self, request: EngineRequest, deliver: Deliver) -> None:
-        """Queues a request. Raises RequestTooLong, QueueFull, or ValueError for an id that is in use."""
+        """Queues a request; see `types.Engine.submit`."""
         with self._changed:
-            self._scheduler.check(request)
+            if self._failure is not None:
+                raise EngineUnavailable(f"The engine has failed: {self._failure}")
             if self._draining:
-                raise QueueFull(retry_after_s=10.0)
+                raise EngineUnavailable("The server is shutting down")
+            self._scheduler.check(request)
             if request.request_id in self._deliver:
                 raise ValueError(f"request id {request.request_id!r} is in use")
             self._scheduler.add(request)
@@ -71,10 +78,13 @@ class JaxEngine:
     def stats(self) -> EngineStats:
         """A snapshot of queue, slots and pages."""
         with self._changed:
-            return self._scheduler.stats()
+            return replace(self._scheduler.stats(), failure=self._failure)
 
     def shutdown(self, deadline_s: float) -> None:
-        """Refuses new requests, waits up to `deadline_s` seconds for the others, cancels the rest, ends the thread."""
+        """Refuses new requests, waits up to `deadline_s` seconds for the others, cancels the rest, ends the thread.
+
+        A device call that does not return within half a minute more is left behind: the thread is a daemon.
+        """
         end = time.monotonic() + deadline_s
         with self._changed:
             self._draining = True
@@ -82,9 +92,24 @@ class JaxEngine:
             self._stopped = True
             self._changed.notify_all()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(timeout=_LAST_CALL_SECONDS)
+            if self._thread.is_alive():
+                _log.error("a device call did not return within %g s of the shutdown", _LAST_CALL_SECONDS)
 
     def _loop(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:  # a fault of ours, or a device that is lost: nobody may wait for this thread
+            _log.exception("the engine has failed")
+            with self._changed:
+                self._failure = f"{type(error).__name__}: {error}"
+                waiting, self._deliver = self._deliver, {}
+                for deliver in waiting.values():
+                    with contextlib.suppress(Exception):
+                        deliver(TokenEvent(None, FinishReason.ERROR, self._failure))
+                self._changed.notify_all()
+
+    def _serve(self) -> None:
         while True:
             with self._changed:
                 self._apply_cancellations()

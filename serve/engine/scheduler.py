@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from north_jax.config import Config
 from north_jax.kv_cache import PagedRows, pages_for, ring_entries
@@ -60,6 +61,7 @@ class _Running:
     """A request that owns a slot."""
 
     request: EngineRequest
+    number: int  # counts admissions
     reserved: tuple[int, int]  # pages of the full and of the sliding group
     position: int = 0  # tokens in the cache
     generated: list[int] = field(default_factory=list)
@@ -90,6 +92,7 @@ class Scheduler:
         self._waiting: deque[EngineRequest] = deque()
         self._slots: list[_Running | None] = [None] * plan.slots
         self._prefilled_last = False
+        self._admitted = 0
         self.rows = PagedRows(
             config,
             rows=plan.slots,
@@ -152,8 +155,9 @@ class Scheduler:
         Where some slots prefill and others decode, the two alternate.
         """
         self._admit()
-        prefilling = [slot for slot, running in enumerate(self._slots) if running is not None and running.prefilling]
-        decoding = [slot for slot, running in enumerate(self._slots) if running is not None and not running.prefilling]
+        live = [(running.number, slot, running) for slot, running in enumerate(self._slots) if running is not None]
+        prefilling = [slot for _, slot, running in sorted(live, key=itemgetter(0)) if running.prefilling]
+        decoding = [slot for _, slot, running in live if not running.prefilling]
         if prefilling and not (decoding and self._prefilled_last):
             self._prefilled_last = True
             return PrefillWork(tuple(self._prefill_row(slot) for slot in prefilling[: self._prefill_rows]))
@@ -167,7 +171,8 @@ class Scheduler:
 
         Args:
           work: what `next_work` returned.
-          drawn: slot → token, for every decode row and every prefill row that ends its prompt.
+          drawn: slot → token, for every decode row and every prefill row that ends its prompt; −1 where the logits
+            were not finite, which ends the request with an error.
 
         Returns:
           what each request receives.
@@ -207,7 +212,8 @@ class Scheduler:
             if any(r + n > have for r, n, have in zip(self._reserved, need, self._pages, strict=True)):
                 return  # in order of arrival: nobody overtakes the first that waits for pages
             self._reserved = [r + n for r, n in zip(self._reserved, need, strict=True)]
-            self._slots[slot] = _Running(self._waiting.popleft(), need)
+            self._slots[slot] = _Running(self._waiting.popleft(), self._admitted, need)
+            self._admitted += 1
 
     def _prefill_row(self, slot: int) -> PrefillRow:
         running = self._slots[slot]
@@ -224,6 +230,9 @@ class Scheduler:
         return DecodeRow(slot, running.generated[-1], running.position)
 
     def _draw(self, slot: int, running: _Running, token: int) -> TokenEvent:
+        if token < 0:
+            self._free(slot)
+            return TokenEvent(None, FinishReason.ERROR, "the logits are not finite")
         if token in running.request.stop_token_ids:
             self._free(slot)
             return TokenEvent(None, FinishReason.STOP)

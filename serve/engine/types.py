@@ -51,6 +51,7 @@ class EngineStats:
     running: int
     pages_used: int
     pages_total: int
+    failure: str | None = None  # why the engine stopped for good
 
 
 class QueueFull(Exception):
@@ -59,6 +60,10 @@ class QueueFull(Exception):
     def __init__(self, retry_after_s: float) -> None:
         super().__init__(f"the request queue is full; retry after {retry_after_s:g} s")
         self.retry_after_s = retry_after_s
+
+
+class EngineUnavailable(Exception):
+    """The engine takes no request any more: it is shutting down, or it has failed."""
 
 
 class RequestTooLong(Exception):
@@ -71,7 +76,7 @@ class Engine(Protocol):
     def submit(self, request: EngineRequest, deliver: Callable[[TokenEvent], None]) -> None:
         """Queues a request; thread-safe. `deliver` is called from the engine's thread and must not block.
 
-        Raises QueueFull or RequestTooLong.
+        Raises QueueFull, RequestTooLong, EngineUnavailable, or ValueError for a request id that is in use.
         """
 
     def cancel(self, request_id: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,7 @@ from north_jax.generation import generate
 from north_jax.sampling import SamplingParams
 from serve.engine.engine import JaxEngine
 from serve.engine.memory import MemoryPlanError, plan_cache
-from serve.engine.types import EngineRequest, FinishReason, QueueFull, RequestTooLong
+from serve.engine.types import EngineRequest, EngineUnavailable, FinishReason, QueueFull, RequestTooLong
 
 # Layers of every kind: dense and full with RoPE, sliding, full without RoPE.
 CONFIG = tiny_config(
@@ -148,10 +149,7 @@ def test_refusals(engine):
 
 @pytest.mark.parametrize(("deadline", "reason"), [(60.0, FinishReason.LENGTH), (0.0, FinishReason.CANCELLED)])
 def test_shutdown_drains_or_cancels(params, engine, deadline, reason):
-    compiled = engine._runner._compiled
-    engine = JaxEngine(CONFIG, params, PLAN, max_queue=4)
-    engine._runner.compile = lambda tables: setattr(engine._runner, "_compiled", compiled)  # the same shapes
-    engine.start()
+    engine = another_engine(params, engine)
     events = queue.Queue()
     engine.submit(request("a", [5, 6], max_tokens=300), events.put)
     events.get(timeout=60)
@@ -160,8 +158,60 @@ def test_shutdown_drains_or_cancels(params, engine, deadline, reason):
     while not events.empty():
         last = events.get()
     assert last.finish_reason is reason
-    with pytest.raises(QueueFull):
+    with pytest.raises(EngineUnavailable, match="shutting down"):
         engine.submit(request("b", [5]), events.put)
+
+
+def another_engine(params, engine):
+    """A second engine that shares the compiled shapes of the first."""
+    compiled = engine._runner._compiled
+    other = JaxEngine(CONFIG, params, PLAN, max_queue=4)
+    other._runner.compile = lambda tables: setattr(other._runner, "_compiled", compiled)
+    other.start()
+    return other
+
+
+def test_a_lost_device_fails_everybody_aloud(params, engine):
+    """When the cache cannot be made anew the engine ends, and nobody waits for it."""
+
+    def fail(*_):
+        raise RuntimeError("the device is gone")
+
+    lost = another_engine(params, engine)
+    lost._runner.run = lost._runner.reset = fail
+    events = queue.Queue()
+    lost.submit(request("a", [5, 6]), events.put)
+    event = events.get(timeout=60)
+    assert event.finish_reason is FinishReason.ERROR and "the device is gone" in event.error
+    assert "the device is gone" in lost.stats().failure
+    with pytest.raises(EngineUnavailable, match="the device is gone"):
+        lost.submit(request("b", [5]), events.put)
+    lost.shutdown(0)
+
+
+def test_shutdown_does_not_wait_for_a_call_that_hangs(params, engine, monkeypatch):
+    monkeypatch.setattr("serve.engine.engine._LAST_CALL_SECONDS", 0.2)
+    hanging = another_engine(params, engine)
+    release, entered = threading.Event(), threading.Event()
+    hanging._runner.run = lambda *_: entered.set() or release.wait(60) or {}
+    hanging.submit(request("a", [5, 6]), lambda event: None)
+    assert entered.wait(60)
+    begun = time.monotonic()
+    hanging.shutdown(0)
+    assert time.monotonic() - begun < 10
+    release.set()
+
+
+def test_logits_that_are_not_finite_end_the_request(engine, params):
+    poisoned = JaxEngine(CONFIG, params | {"final_norm": params["final_norm"] * jnp.nan}, PLAN, max_queue=4)
+    poisoned._runner.compile = lambda tables: setattr(poisoned._runner, "_compiled", engine._runner._compiled)
+    poisoned.start()
+    events = queue.Queue()
+    poisoned.submit(request("a", [5, 6]), events.put)
+    event = events.get(timeout=60)
+    assert event == (None, FinishReason.ERROR, "the logits are not finite")
+    assert poisoned.stats().pages_used == 0
+    poisoned.shutdown(0)
 
 
 def test_plan_cache_refuses_with_numbers():

@@ -146,6 +146,20 @@ def test_prefill_and_decode_alternate():
     assert kinds == [DecodeWork, PrefillWork] * 4 or kinds == [PrefillWork, DecodeWork] * 4
 
 
+def test_a_late_short_prompt_does_not_overtake_in_a_lower_slot():
+    """Prefills take the longest admitted first, whatever slot it is in."""
+    plan = scheduler(slots=3, full_pages=30)  # two rows in a prefill
+    model = Model(plan)
+    plan.add(request("first", 10, 1))
+    plan.add(request("second", 10, 1))
+    plan.add(request("long", 200, 1))
+    for i in range(12):
+        plan.add(request(f"late{i}", 10, 1))
+    while model.step():
+        pass
+    assert list(model.ended).index("long") < 8
+
+
 def test_order_of_arrival_holds_when_pages_are_short():
     plan = scheduler(slots=3, full_pages=7, max_context=448)
     model = Model(plan)
