@@ -297,8 +297,8 @@ class _Fields:
             raise ConfigError(f"{name} = {value!r} is not supported (only {only!r} is)")
 
     def finish(self) -> None:
-        """Refuses fields nobody read, unless their value switches nothing on."""
-        unknown = sorted(name for name in self._unread if self._raw[name] not in (None, False, 0, [], {}, ""))
+        """Refuses fields nobody read. null says nothing; false and 0 may switch something off."""
+        unknown = sorted(name for name in self._unread if self._raw[name] is not None)
         if unknown:
             listed = ", ".join(f"{name} = {self._raw[name]!r}" for name in unknown)
             raise ConfigError(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from north_jax.config import Config
 from north_jax.text import ChatTemplate, Marker, Tokenizer
-from north_jax.text.tokenizer import read_json_object
 
 from .chat.render import ChatRenderer
 from .endpoints.chat import create_chat_completion
@@ -21,6 +20,7 @@ from .engine.types import Engine
 from .generation import EngineBridge
 from .http.message import AnyResponse, Request
 from .http.router import Route, Router
+from .protocol.generation_config import GenerationConfig
 from .protocol.sampling import SamplingDefaults
 
 Endpoint = Callable[[Service, Request], AnyResponse | Awaitable[AnyResponse]]
@@ -39,31 +39,40 @@ def make_router(service: Service) -> Router:
     return Router(Route(method, path, partial(endpoint, service)) for method, path, endpoint in ENDPOINTS)
 
 
-def make_service(model: str, directory: Path, config: Config, engine: Engine) -> Service:
-    """Reads the text side of a checkpoint: tokenizer, chat template, generation defaults. Needs a running event loop.
+@dataclass(frozen=True, slots=True)
+class TextSide:
+    """What a checkpoint directory says about text: tokenizer, chat template, generation defaults."""
 
-    Raises TokenizerError or TemplateError naming what is wrong.
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    defaults: SamplingDefaults
+    stop_token_ids: frozenset[int]
+
+    @classmethod
+    def read(cls, directory: Path) -> TextSide:
+        """Raises TokenizerError, TemplateError or GenerationConfigError naming what is wrong."""
+        tokenizer = Tokenizer.from_dir(directory)
+        generation = GenerationConfig.read(directory / "generation_config.json")
+        ends = {tokenizer.marker_ids[Marker.END_OF_TURN], *generation.eos_token_ids}
+        if tokenizer.eos_id is not None:
+            ends.add(tokenizer.eos_id)
+        template = ChatTemplate.from_dir(directory, tokenizer)
+        return cls(tokenizer, template, generation.sampling_defaults(), frozenset(ends))
+
+
+def make_service(model: str, text: TextSide, config: Config, engine: Engine) -> Service:
+    """Joins the text side with a started engine. Needs a running event loop.
+
+    Every token that ends an answer does so, wherever the checkpoint names it; the end of a turn always does.
     """
-    tokenizer = Tokenizer.from_dir(directory)
-    generation = read_json_object(directory / "generation_config.json")
     return Service(
         model=model,
         created=now(),
-        tokenizer=tokenizer,
-        renderer=ChatRenderer(ChatTemplate.from_dir(directory, tokenizer), tokenizer),
+        tokenizer=text.tokenizer,
+        renderer=ChatRenderer(text.template, text.tokenizer),
         bridge=EngineBridge(engine),
-        defaults=SamplingDefaults.from_generation_config(generation),
-        stop_token_ids=_stop_token_ids(config, tokenizer, generation),
+        defaults=text.defaults,
+        stop_token_ids=text.stop_token_ids | {*config.eos_token_id},
         vocab_size=config.vocab_size,
         text_worker=ThreadPoolExecutor(1, "text"),
     )
-
-
-def _stop_token_ids(config: Config, tokenizer: Tokenizer, generation: dict[str, Any]) -> frozenset[int]:
-    """Every token that ends an answer, wherever the checkpoint says so; the end of a turn always does."""
-    ids = {*config.eos_token_id, tokenizer.marker_ids[Marker.END_OF_TURN]}
-    if tokenizer.eos_id is not None:
-        ids.add(tokenizer.eos_id)
-    named = generation.get("eos_token_id")
-    ids.update([named] if isinstance(named, int) else named or [])
-    return frozenset(ids)

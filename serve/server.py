@@ -9,18 +9,28 @@ import sys
 import jax
 
 from north_jax.checkpoint import Checkpoint, CheckpointError, load
+from north_jax.checkpoint.loader import resolve
 from north_jax.config import ConfigError
 from north_jax.text import TemplateError, TokenizerError
 
-from .app import make_service
+from .app import TextSide, make_service
 from .engine.engine import JaxEngine
 from .engine.memory import CachePlan, MemoryPlanError, plan_cache
 from .lifecycle import serve_until_signal
 from .listen import BindError, address_of, bind, local_address_of
 from .options import Options
+from .protocol.generation_config import GenerationConfigError
 
 _LOG = logging.getLogger("serve")
-_CANNOT_START = (BindError, ConfigError, CheckpointError, TokenizerError, TemplateError, MemoryPlanError)
+_CANNOT_START = (
+    GenerationConfigError,
+    BindError,
+    ConfigError,
+    CheckpointError,
+    TokenizerError,
+    TemplateError,
+    MemoryPlanError,
+)
 
 
 def run(options: Options) -> int:
@@ -28,10 +38,12 @@ def run(options: Options) -> int:
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
-    logging.getLogger("jax").setLevel(logging.WARNING)
+    for library in ("jax", "absl", "orbax"):
+        logging.getLogger(library).setLevel(logging.WARNING)
     try:
         listener = bind(options.host, options.port)
         with listener:
+            text = TextSide.read(resolve(options.model))  # before the weights: a fault in it should not take minutes
             checkpoint = load(options.model, dtype=None if options.dtype == "auto" else options.dtype)
             dtype = checkpoint.params["embed"].dtype
             plan = plan_cache(checkpoint.config, dtype, slots=options.slots, max_context=options.max_context)
@@ -46,7 +58,7 @@ def run(options: Options) -> int:
 
             asyncio.run(
                 serve_until_signal(
-                    lambda: make_service(options.served_model_name, checkpoint.path, checkpoint.config, engine),
+                    lambda: make_service(options.served_model_name, text, checkpoint.config, engine),
                     listener,
                     drain_seconds=options.drain_seconds,
                     ready=ready,

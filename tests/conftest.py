@@ -2,15 +2,22 @@
 
 import os
 
-# Tests compile more than they compute: on the CPU, XLA without optimisation takes half the time.
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
-
-import jax
 import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The fast suite compiles more than it computes: on the CPU, XLA without optimisation takes half the time.
+
+    The long campaigns run the code as users do.
+    """
+    if config.option.markexpr == "not slow":
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what needs a GPU where JAX has none."""
+    import jax  # after pytest_configure: XLA reads its flags once
+
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and jax.default_backend() != "gpu":
         for item in marked:

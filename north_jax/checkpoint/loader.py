@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ class Checkpoint:
     """A loaded model: what to compute (`config`), with what (`params`), and the directory `path` it came from."""
 
     config: Config
-    params: Params
+    params: Params = field(repr=False)
     path: Path
 
     def module(self) -> North:

@@ -44,18 +44,20 @@ def staged_directory(path: str | Path, *, overwrite: bool) -> Iterator[Path]:
         _check_target(path, overwrite)
         _replace(path, new, staging / "replaced")
     finally:
-        shutil.rmtree(staging)
+        if path.exists() or not (staging / "replaced").exists():  # else it holds the only copy of the old checkpoint
+            shutil.rmtree(staging)
 
 
 def _replace(path: Path, new: Path, old: Path) -> None:
     """Moves `path`, if there is one, to `old` and `new` to `path`; puts it back if that fails."""
-    replaces = path.exists()
-    if replaces:
-        os.rename(path, old)
+    if not path.exists():
+        os.rename(new, path)
+        return
     try:
+        os.rename(path, old)
         os.rename(new, path)
     except BaseException:
-        if replaces:
+        if old.exists():
             os.rename(old, path)
         raise
 

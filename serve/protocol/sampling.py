@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import msgspec
 
@@ -63,12 +61,6 @@ class SamplingDefaults:
     top_p: float = 0.95
     top_k: int = 0
     min_p: float = 0.0
-
-    @classmethod
-    def from_generation_config(cls, config: Mapping[str, Any]) -> SamplingDefaults:
-        """The values of a checkpoint's generation_config.json; what it does not say is as on the model's card."""
-        known = {field.name: config[field.name] for field in fields(cls) if config.get(field.name) is not None}
-        return cls(**known)
 
 
 def check_common(body: CommonFields) -> None:

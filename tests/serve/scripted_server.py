@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from north_jax.text import Marker, Tokenizer
-from serve.app import make_service
+from serve.app import TextSide, make_service
 from serve.lifecycle import serve_until_signal
 from serve.listen import bind
 from tests.serve.scripted_engine import ScriptedEngine
@@ -42,7 +42,7 @@ def main() -> None:
     config = tiny_config(vocab_size=VOCABULARY, eos_token_id=0)
     asyncio.run(
         serve_until_signal(
-            lambda: make_service(MODEL, options.checkpoint, config, engine),
+            lambda: make_service(MODEL, TextSide.read(options.checkpoint), config, engine),
             listener,
             drain_seconds=options.drain_seconds,
             ready=lambda: print(listener.getsockname()[1], flush=True),

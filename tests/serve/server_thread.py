@@ -13,7 +13,7 @@ from pathlib import Path
 
 import openai
 
-from serve.app import make_service
+from serve.app import TextSide, make_service
 from serve.http.limits import Limits
 from serve.lifecycle import serve
 from serve.listen import bind
@@ -66,7 +66,7 @@ def running_server(
         handles["stop"] = partial(_set_in, loop, stop)
         handles["hurry"] = partial(_set_in, loop, hurry)
         config = tiny_config(vocab_size=VOCABULARY, eos_token_id=0)
-        service = make_service(MODEL, checkpoint, config, engine)
+        service = make_service(MODEL, TextSide.read(checkpoint), config, engine)
         await serve(
             service, listener, stop=stop, hurry=hurry, drain_seconds=drain_seconds, ready=started.set, limits=limits
         )

@@ -230,7 +230,7 @@ def test_stop_strings_that_are_refused(stop: Any) -> None:
 
 
 def test_sampling_defaults_and_values() -> None:
-    defaults = SamplingDefaults.from_generation_config({"temperature": 0.5, "top_k": 7, "eos_token_id": 3})
+    defaults = SamplingDefaults(temperature=0.5, top_k=7)
     [params] = sampling_params(parse_chat(chat()), defaults, 1)
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.95, 7, 0.0)
     body = parse_chat(chat(temperature=1e-9, top_p=0, top_k=-1, min_p=0.25, seed=-1))
