@@ -74,5 +74,6 @@ def make_service(model: str, text: TextSide, config: Config, engine: Engine) -> 
         defaults=text.defaults,
         stop_token_ids=text.stop_token_ids | {*config.eos_token_id},
         vocab_size=config.vocab_size,
+        longest_token=max(len(text.tokenizer.token_bytes(id)) for id in range(text.tokenizer.vocab_size)),
         text_worker=ThreadPoolExecutor(1, "text"),
     )

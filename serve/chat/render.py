@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -81,7 +82,8 @@ class ChatRenderer:
         try:
             tokens = self._template.encode(_Messages(messages).converted, shown, **extra)
         except TemplateError as error:
-            raise RenderError(str(error), "messages") from None
+            # The error begins with the template's variable at fault; those that are not named so come of the messages.
+            raise RenderError(str(error), "tools" if str(error).startswith("tools ") else "messages") from None
         return Prompt(tokens, self._ends_in_thinking(tokens))
 
     def _ends_in_thinking(self, tokens: Sequence[int]) -> bool:
@@ -234,7 +236,7 @@ def _arguments(value: Any, at: str) -> Mapping[str, Any]:
         if not value.strip():  # what many clients send for a call without arguments
             return {}
         try:
-            value = json.loads(value, parse_constant=_no_constant)
+            value = json.loads(value, parse_constant=_no_constant, parse_float=_finite)
         except (ValueError, RecursionError) as error:
             raise RenderError(f"{at} is not valid JSON: {error}", at) from None
     if not isinstance(value, Mapping):
@@ -244,6 +246,12 @@ def _arguments(value: Any, at: str) -> Mapping[str, Any]:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON value")
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(number := float(digits)):
+        raise ValueError(f"{digits[:32]} is out of range")
+    return number
 
 
 def _tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

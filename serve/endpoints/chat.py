@@ -11,7 +11,7 @@ from ..chat.types import Content, Delta, Reasoning, ToolCallArguments, ToolCallS
 from ..generation import Generation
 from ..http import sse
 from ..http.message import AnyResponse, Request, Response, StreamResponse
-from ..protocol.chat import ChatRequest, parse_chat, plain_messages, plain_tools
+from ..protocol.chat import AssistantMessage, ChatRequest, parse_chat, plain_messages, plain_tools
 from ..protocol.chat_response import (
     AnswerDelta,
     AnswerMessage,
@@ -62,6 +62,7 @@ async def create_chat_completion(service: Service, request: Request) -> AnyRespo
     body = parse_chat(request.body)
     service.check_model(body.model)
     stops = stop_strings(body)
+    service.check_size(_shown_characters(body), "messages")
     prompt = await service.in_worker(lambda: _render(service, body))
     room = service.room(prompt.tokens, "messages")
     limit = room if body.token_limit is None else min(body.token_limit, room)  # an upper bound, says OpenAI
@@ -76,10 +77,16 @@ async def create_chat_completion(service: Service, request: Request) -> AnyRespo
     sampling = sampling_params(body, service.defaults, body.choices)
     ids = tuple(prompt.tokens)
     requests = [service.engine_request(answer.id, index, ids, limit, params) for index, params in enumerate(sampling)]
-    generation = submit(service.bridge, requests)
+    generation = submit(service.bridge, requests, "n")
     if body.stream:
         return StreamResponse(_stream(answer, generation), generation.close)
     return await _whole(answer, generation)
+
+
+def _shown_characters(body: ChatRequest) -> int:
+    """Characters that are part of the prompt for certain: a template may leave out reasoning or tools."""
+    texts = [message.content for message in body.messages if not isinstance(message, AssistantMessage)]
+    return sum(len(text) if isinstance(text, str) else sum(len(part.text) for part in text) for text in texts)
 
 
 def _render(service: Service, body: ChatRequest) -> Prompt:

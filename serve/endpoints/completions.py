@@ -71,9 +71,12 @@ async def create_completion(service: Service, request: Request) -> AnyResponse:
     service.check_model(body.model)
     stops = stop_strings(body)
     given = prompts(body, service.vocab_size)
+    for index, prompt in enumerate(given):
+        if isinstance(prompt, str):
+            service.check_size(len(prompt), _field(given, index))
     encoded = await service.in_worker(lambda: [_encode(service, prompt) for prompt in given])
     for index, ids in enumerate(encoded):
-        _check_room(service, ids, body.token_limit, "prompt" if len(encoded) == 1 else f"prompt[{index}]")
+        _check_room(service, ids, body.token_limit, _field(given, index))
 
     n = body.choices
     answer = _Answer(
@@ -98,7 +101,8 @@ def _generate(answer: _Answer, encoded: list[tuple[int, ...]]) -> Generation:
         for row, ids in enumerate(encoded)
         for choice in range(n)
     ]
-    return submit(service.bridge, requests if limit else [])  # max_tokens 0 asks for the echo alone
+    field = "n" if len(encoded) == 1 else "prompt"
+    return submit(service.bridge, requests if limit else [], field)  # max_tokens 0 asks for the echo alone
 
 
 async def _steps(answer: _Answer, generation: Generation) -> AsyncIterator[list[Step[str]]]:
@@ -164,6 +168,10 @@ def _encode(service: Service, prompt: Prompt) -> tuple[int, ...]:
         return tuple(prompt)
     bos = service.tokenizer.bos_id
     return (*([] if bos is None else [bos]), *service.tokenizer.encode_text(prompt))
+
+
+def _field(given: list[Prompt], index: int) -> str:
+    return "prompt" if len(given) == 1 else f"prompt[{index}]"
 
 
 def _spelled(service: Service, prompt: Prompt) -> str:

@@ -16,8 +16,10 @@ from ..chat.render import ChatRenderer
 from ..engine.types import EngineRequest
 from ..generation import EngineBridge
 from ..http.message import HttpError, Request
-from ..protocol.errors import context_too_long, model_not_found
+from ..protocol.errors import context_too_long, model_not_found, text_too_long
 from ..protocol.sampling import SamplingDefaults
+
+_NORMALIZED = 3  # characters that a tokenizer's normalizer may make one of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class Service:
     defaults: SamplingDefaults
     stop_token_ids: frozenset[int]
     vocab_size: int  # rows of the embedding: token ids below it can be in a prompt
+    longest_token: int  # bytes
     text_worker: Executor  # renders and tokenises off the event loop, in one thread: the template engine is not shared
 
     @property
@@ -42,6 +45,12 @@ class Service:
 
     async def in_worker[R](self, function: Callable[[], R]) -> R:
         return await asyncio.get_running_loop().run_in_executor(self.text_worker, function)
+
+    def check_size(self, characters: int, field: str) -> None:
+        """Refuses, before any work on it, a text that cannot fit whatever it says. Raises ApiError naming `field`."""
+        tokens = characters // (self.longest_token * _NORMALIZED)
+        if tokens >= self.max_context:
+            raise text_too_long(field, characters, self.max_context)
 
     def room(self, prompt: Sequence[int], field: str) -> int:
         """How many tokens can follow a prompt. Raises ApiError naming `field` when there is no room for one."""

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from ..engine.types import EngineRequest, EngineUnavailable, FinishReason, QueueFull, RequestTooLong
 from ..generation import EngineBridge, Generation
-from ..protocol.errors import ApiError, queue_full, server_error
+from ..protocol.errors import ApiError, invalid_value, queue_full, server_error
 
 
 class Choice[D](Protocol):
@@ -33,8 +33,11 @@ class Step[D](NamedTuple):
     finish: FinishReason | None
 
 
-def submit(bridge: EngineBridge, requests: Sequence[EngineRequest]) -> Generation:
-    """Hands requests to the engine. Raises ApiError."""
+def submit(bridge: EngineBridge, requests: Sequence[EngineRequest], field: str) -> Generation:
+    """Hands requests to the engine; `field` is what made them so many. Raises ApiError."""
+    most = bridge.engine.max_requests
+    if len(requests) > most:  # no use in trying again later
+        raise invalid_value(field, f"this server holds at most {most} choices at once, not {len(requests)}")
     try:
         return bridge.generate(requests)
     except QueueFull as error:
@@ -64,7 +67,7 @@ async def steps[D](generation: Generation, choices: Sequence[Choice[D]]) -> Asyn
                 finish = FinishReason.STOP
             elif reason in (FinishReason.STOP, FinishReason.LENGTH):
                 deltas += choice.end(reason)
-                finish = reason
+                finish = FinishReason.STOP if choice.stopped else reason  # a stop string in what was held back
             elif reason is not None:
                 failure = _failure(reason, error)
             if deltas or finish is not None:

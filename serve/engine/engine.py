@@ -38,6 +38,7 @@ class JaxEngine:
           max_queue: requests that may wait for a slot.
         """
         self.max_context = plan.max_context
+        self.max_requests = plan.slots + max_queue
         self._scheduler = Scheduler(config, plan, max_queue=max_queue)
         self._runner = Runner(config, params, plan)
         self._slots = plan.slots

@@ -72,6 +72,7 @@ class RequestTooLong(Exception):
 
 class Engine(Protocol):
     max_context: int
+    max_requests: int  # that it can hold at once, running and waiting
 
     def submit(self, request: EngineRequest, deliver: Callable[[TokenEvent], None]) -> None:
         """Queues a request; thread-safe. `deliver` is called from the engine's thread and must not block.

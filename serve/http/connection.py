@@ -298,7 +298,11 @@ class Connection(asyncio.Protocol):
         if self._ended or self._transport.is_closing():
             self._transport.close()
             return
-        self._transport.write_eof()
+        try:
+            self._transport.write_eof()
+        except OSError:  # the client has reset the connection, which reading has not come to yet
+            self._transport.abort()
+            return
         self._transport.resume_reading()
         self._unsent = self._transport.get_write_buffer_size()
         self._arm(self._limits.write_seconds if self._unsent else self._limits.linger_seconds)

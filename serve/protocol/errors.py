@@ -61,6 +61,14 @@ def context_too_long(param: str, prompt_tokens: int, asked: int, max_context: in
     )
 
 
+def text_too_long(param: str, characters: int, max_context: int) -> ApiError:
+    return ApiError(
+        f"This model's context holds {max_context} tokens, too few for a text of {characters} characters",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
 def queue_full(retry_after_s: float) -> ApiError:
     return ApiError(
         "Too many requests are waiting; try again later",

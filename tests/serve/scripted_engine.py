@@ -44,6 +44,7 @@ class ScriptedEngine:
         step_seconds: float = 0.0,
     ) -> None:
         self.max_context = max_context
+        self.max_requests = max_queue
         self.requests: list[EngineRequest] = []  # all that were ever submitted
         self.cancelled: list[str] = []  # ids, in the order in which cancellations took effect
         self.produced: dict[str, int] = {}  # tokens delivered by request id

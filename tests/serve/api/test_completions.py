@@ -113,6 +113,16 @@ def test_stop_strings(serve_script: ServeScript) -> None:
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
+def test_a_stop_string_in_what_was_held_back_is_the_reason(serve_script: ServeScript, speak: Speak) -> None:
+    """The first byte of a character is cut off by the limit, and stands for U+FFFD then."""
+    server = serve_script([*speak("ab"), speak("😀")[0]])
+    limit = len(speak("ab")) + 1
+    [choice] = complete(server, "x", stop="b\ufffd", max_tokens=limit).choices
+    assert (choice.text, choice.finish_reason) == ("a", "stop")
+    [choice] = complete(server, "x", stop="never", max_tokens=limit).choices
+    assert (choice.text, choice.finish_reason) == ("ab\ufffd", "length")
+
+
 def test_prompt_and_limit_must_fit_together(serve_script: ServeScript, speak: Speak) -> None:
     server = serve_script(TEXT, max_context=50)
     with pytest.raises(openai.BadRequestError) as caught:

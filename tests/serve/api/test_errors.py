@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from north_jax.text import Tokenizer
 from serve.engine.types import TokenEvent
 from serve.http.limits import Limits
 from tests.serve.api.conftest import ServeScript, Speak
@@ -80,11 +81,40 @@ def test_a_full_queue_is_429_with_the_time_to_wait(serve_script: ServeScript) ->
 
 
 def test_a_queue_that_fills_up_among_choices_keeps_none_of_them(serve_script: ServeScript) -> None:
-    server = serve_script(TEXT, max_queue=2, gated=True)
-    with pytest.raises(openai.RateLimitError):
-        ask(server, n=3)
-    server.engine.wait_for_cancelled(2)
+    server = serve_script(TEXT, max_queue=3, gated=True)
+    with ask(server, n=2, stream=True):
+        with pytest.raises(openai.RateLimitError):
+            ask(server, n=2)
+        server.engine.wait_for_cancelled(1)
     server.engine.wait_until_idle()
+
+
+def test_more_choices_than_there_can_ever_be_room_for_are_no_matter_of_waiting(serve_script: ServeScript) -> None:
+    server = serve_script(TEXT, max_queue=2)
+    with pytest.raises(openai.BadRequestError, match="at most 2 choices at once, not 3") as caught:
+        ask(server, n=3)
+    assert caught.value.param == "n"
+    for prompt, param in ((["a", "b", "c"], "prompt"), ("a", "n")):
+        with pytest.raises(openai.BadRequestError) as caught:
+            server.client.completions.create(model=MODEL, prompt=prompt, n=3)
+        assert caught.value.param == param
+    assert server.engine.requests == []
+
+
+def test_a_text_that_cannot_fit_is_refused_before_any_work_on_it(
+    serve_script: ServeScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Encoding megabytes takes many seconds, in which everybody else's prompt would wait."""
+    server = serve_script(TEXT, max_context=100)
+    monkeypatch.setattr(Tokenizer, "encode_text", lambda *_: pytest.fail("the text was encoded"))
+    text = "a" * 1_000_000
+    for content in (text, [{"type": "text", "text": text[:500_000]}, {"type": "text", "text": text[500_000:]}]):
+        with pytest.raises(openai.BadRequestError, match="a text of 1000000 characters") as caught:
+            ask(server, messages=[{"role": "user", "content": content}])
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+    with pytest.raises(openai.BadRequestError) as caught:
+        server.client.completions.create(model=MODEL, prompt=["", text])
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt[1]")
 
 
 def test_an_engine_failure_is_a_500(serve_script: ServeScript, speak: Speak) -> None:

@@ -221,6 +221,7 @@ ERRORS = [
     ([assistant(call("a", name=""))], "messages[0].tool_calls[0].function.name", "must be a string"),
     ([USER, assistant(call("a", "{"))], "messages[1].tool_calls[0].function.arguments", "is not valid JSON"),
     ([assistant(call("a", '{"a": NaN}'))], "messages[0].tool_calls[0].function.arguments", "NaN is no JSON value"),
+    ([assistant(call("a", '{"a": 1e999}'))], "messages[0].tool_calls[0].function.arguments", "1e999 is out of range"),
     ([assistant(call("a", "[" * 100_000))], "messages[0].tool_calls[0].function.arguments", "is not valid JSON"),
     ([assistant(call("a", "[1]"))], "messages[0].tool_calls[0].function.arguments", "of an object"),
     ([assistant(call("a", None))], "messages[0].tool_calls[0].function.arguments", "of an object"),
@@ -288,4 +289,16 @@ def test_what_the_template_refuses_is_an_error_of_the_messages(tokenizer):
     template = ChatTemplate("{{ raise_exception('only one') if messages | length > 1 }}", tokenizer)
     with pytest.raises(RenderError, match="only one") as caught:
         ChatRenderer(template, tokenizer).render([USER, USER])
+    assert caught.value.param == "messages"
+
+
+def test_what_is_nested_too_deeply_is_named(renderer):
+    deep = {}
+    for _ in range(200):
+        deep = {"a": deep}
+    with pytest.raises(RenderError, match="nested") as caught:
+        renderer.render([USER], [tool(parameters=deep)])
+    assert caught.value.param == "tools"
+    with pytest.raises(RenderError, match="nested") as caught:
+        renderer.render([assistant(call("a", json.dumps(deep))), result("a")])
     assert caught.value.param == "messages"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import struct
 import threading
@@ -207,3 +208,20 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def test_a_client_that_resets_after_the_last_byte_leaves_nothing_behind(
+    server: Harness, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reset may come between the last write and the end of writing, which then fails."""
+
+    def reset(transport: object) -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    monkeypatch.setattr("asyncio.selector_events._SelectorSocketTransport.write_eof", reset)
+    with server.client() as client:
+        client.send(b"GET /wait HTTP/1.1\r\nconnection: close\r\n" + HOST + b"\r\n")
+        assert handlers.running.wait(10)
+        handlers.release.set()
+        assert client.response().status == 200
+        assert client.socket.recv(1) == b""
