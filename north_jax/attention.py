@@ -121,5 +121,6 @@ def paged_attention(q: Array, pages: Array, table: Array, start: Array, length: 
     shape = (rows, kv_heads, heads // kv_heads, queries)
     carry = (jnp.full(shape, _MASKED), jnp.zeros(shape), jnp.zeros((*shape, d)))
     _, total, out = jax.lax.fori_loop(0, jnp.max(-(-page_count // PAGE_BLOCK)), step, carry)
-    out = jnp.where(total[..., None] > 0, out / jnp.where(total > 0, total, 1)[..., None], 0)  # padding saw no key
+    # Padding saw no key. A total that is NaN must show, not become 0.
+    out = jnp.where(total[..., None] == 0, 0, out / jnp.where(total == 0, 1, total)[..., None])
     return jnp.moveaxis(out, 3, 1).reshape(rows, queries, heads, d).astype(q.dtype)

@@ -1,4 +1,4 @@
-"""Generation for research code: one prompt, one row, the same prefill and decode that the server batches."""
+"""Generation for research code: one prompt, one row, the same prefill and decoders that the server batches."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from .config import Config
-from .inference import decode_step, prefill
+from .decoding import Backend, DecodeRow, Finish, TokenRecord, finish_of, make_decoder
+from .inference import prefill
 from .kv_cache import PAGE_SIZE, KVCache, PagedRows, PageTables, init_cache, pages_for, ring_entries
 from .layers import Array, Params
 from .sampling import SamplingBatch, SamplingParams, sample
 
 CHUNK = 64  # prompt tokens appended at once
+_QUANTUM = 8  # decode steps between yields: a start costs little beside them, and a reader who leaves wastes no more
 _LEAST_PAGES = 8  # of a cache; a longer text takes the next power of two
 
 
@@ -26,8 +28,10 @@ def generate(
     max_tokens: int,
     sampling: SamplingParams | None = None,
     stop_token_ids: Collection[int] | None = None,
+    *,
+    backend: Backend = "jax",
 ) -> Iterator[int]:
-    """Continues a prompt, token by token.
+    """Continues a prompt, token by token. The first token comes from the prompt; later ones are drawn a few at a time.
 
     Args:
       config: the model's configuration.
@@ -36,11 +40,13 @@ def generate(
       max_tokens: most tokens to yield.
       sampling: greedy by default.
       stop_token_ids: tokens that end the text, not yielded; by default the configuration's eos tokens.
+      backend: what decodes; see `decoding.make_decoder`.
 
     Yields:
       token ids.
 
     Raises:
+      BackendError: the backend cannot decode here.
       FloatingPointError: the logits are not finite.
       ValueError: the prompt is empty, holds a token outside the vocabulary, or leaves the model's context too short.
     """
@@ -53,36 +59,41 @@ def generate(
     if total > config.max_position_embeddings:
         limit = config.max_position_embeddings
         raise ValueError(f"prompt ({len(prompt)}) and max_tokens ({max_tokens}) exceed the context of {limit}")
+    if max_tokens < 1:
+        return
     stops = frozenset(config.eos_token_id if stop_token_ids is None else stop_token_ids)
-    batch = SamplingBatch.of([sampling or SamplingParams(temperature=0)])
+    sampling = sampling or SamplingParams(temperature=0)
+    batch = SamplingBatch.of([sampling])
     context = PAGE_SIZE * max(_LEAST_PAGES, 1 << (pages_for(total) - 1).bit_length())  # few shapes to compile
     pages = {"full_pages": pages_for(context), "sliding_pages": ring_entries(config, context, CHUNK)}
     rows = PagedRows(config, rows=1, max_context=context, max_chunk=CHUNK, **pages)
     cache = init_cache(config, **pages, dtype=params["embed"].dtype)
-    position = 0
+    decoder = make_decoder(config, params, backend=backend, slots=1, max_context=context)
     for first in range(0, len(prompt), CHUNK):
         chunk = prompt[first : first + CHUNK]
-        position = first + len(chunk)
-        rows.grow(0, first, position)
+        rows.grow(0, first, first + len(chunk))
         padded = np.zeros((1, CHUNK), np.int32)
         padded[0, : len(chunk)] = chunk
-        cache, token = _prefill(config, params, cache, _copy(rows.tables), padded, first, len(chunk), batch)
-    for count in range(1, max_tokens + 1):
-        value = int(token[0])
-        if value < 0:
-            raise FloatingPointError(f"the logits at position {position} are not finite")
-        if value in stops:
-            return
-        yield value
-        if count < max_tokens:
-            rows.grow(0, position, position + 1)
-            cache, token = _decode(config, params, cache, _copy(rows.tables), token, position, batch)
-            position += 1
-
-
-def _copy(tables: PageTables) -> PageTables:
-    """The live tables change while the device may still read them."""
-    return PageTables(tables.full.copy(), tables.sliding.copy())
+        cache, drawn = _prefill(config, params, cache, rows.snapshot(), padded, first, len(chunk), batch)
+    token = int(drawn[0])
+    records = [TokenRecord(0, token, finish_of(token, max_tokens, stops))]
+    count = 0
+    while True:
+        for _, token, finish in records:
+            if finish is Finish.ERROR:
+                raise FloatingPointError(f"the logits at position {len(prompt) + count} are not finite")
+            if finish is Finish.STOP:
+                return
+            count += 1
+            yield token
+            if finish is Finish.LENGTH:
+                return
+        if count == 1:  # not before the first token is out
+            decoder.compile(cache, rows.snapshot())
+        row = DecodeRow(0, token, len(prompt) + count - 1, max_tokens - count, stops, sampling)
+        rows.grow(0, row.position, row.position + min(_QUANTUM, row.remaining))
+        records = []
+        cache = decoder.decode(cache, rows.snapshot(), [row], _QUANTUM, records.extend)
 
 
 def _one(value: int | Array) -> Array:
@@ -102,18 +113,3 @@ def _prefill(
 ) -> tuple[KVCache, Array]:
     cache, logits = prefill(config, params, cache, tables, tokens, _one(start), _one(length))
     return cache, sample(logits, batch, _one(start + length))
-
-
-@partial(jax.jit, static_argnums=0, donate_argnums=2)
-def _decode(
-    config: Config,
-    params: Params,
-    cache: KVCache,
-    tables: PageTables,
-    token: Array,
-    start: int,
-    batch: SamplingBatch,
-) -> tuple[KVCache, Array]:
-    active = jnp.ones(1, bool)
-    cache, logits = decode_step(config, params, cache, tables, token, _one(start), active)
-    return cache, sample(logits, batch, _one(start + 1))

@@ -160,10 +160,9 @@ class PagedRows:
         self._full = group(FULL, pages_for(max_context), full_pages)
         self._sliding = group(SLIDING, ring_entries(config, max_context, max_chunk), sliding_pages)
 
-    @property
-    def tables(self) -> PageTables:
-        """The tables as they stand: the live host arrays; copy them before a device call outlives a change."""
-        return PageTables(self._full.table, self._sliding.table)
+    def snapshot(self) -> PageTables:
+        """A copy of the tables as they stand, [rows, entries] of host arrays: a device call may keep it."""
+        return PageTables(self._full.table.copy(), self._sliding.table.copy())
 
     @property
     def free(self) -> tuple[int, int]:

@@ -6,6 +6,10 @@ import argparse
 import os.path
 from collections.abc import Sequence
 
+TYPE_CHECKING = False  # as in typing, without the time that importing it takes
+if TYPE_CHECKING:
+    from north_jax.decoding import Backend
+
 NANO = "north-nano"
 
 
@@ -15,6 +19,7 @@ class Options(argparse.Namespace):
     model: str
     dtype: str
     served_model_name: str
+    backend: Backend
     slots: int
     max_context: int | None
     max_queue: int
@@ -48,6 +53,12 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         help="type of the weights and the KV cache (default: auto, the checkpoint's own)",
     )
     engine = parser.add_argument_group("engine")
+    engine.add_argument(
+        "--backend",
+        choices=("auto", "jax", "megakernel"),
+        default="auto",
+        help="what decodes: jax runs everywhere, megakernel where it was compiled (default: auto, which is jax)",
+    )
     engine.add_argument(
         "--slots", type=_positive, default=8, metavar="N", help="requests that run at once (default: %(default)s)"
     )

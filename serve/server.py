@@ -11,6 +11,7 @@ import jax
 from north_jax.checkpoint import Checkpoint, CheckpointError, load
 from north_jax.checkpoint.loader import resolve
 from north_jax.config import ConfigError
+from north_jax.decoding import BackendError, make_decoder
 from north_jax.text import TemplateError, TokenizerError
 
 from .app import TextSide, make_service
@@ -24,6 +25,7 @@ from .protocol.generation_config import GenerationConfigError
 _LOG = logging.getLogger("serve")
 _CANNOT_START = (
     GenerationConfigError,
+    BackendError,
     BindError,
     ConfigError,
     CheckpointError,
@@ -47,12 +49,19 @@ def run(options: Options) -> int:
             checkpoint = load(options.model, dtype=None if options.dtype == "auto" else options.dtype)
             dtype = checkpoint.params["embed"].dtype
             plan = plan_cache(checkpoint.config, dtype, slots=options.slots, max_context=options.max_context)
-            engine = JaxEngine(checkpoint.config, checkpoint.params, plan, max_queue=options.max_queue)
+            decoder = make_decoder(
+                checkpoint.config,
+                checkpoint.params,
+                backend=options.backend,
+                slots=plan.slots,
+                max_context=plan.max_context,
+            )
+            engine = JaxEngine(checkpoint.config, checkpoint.params, plan, decoder, max_queue=options.max_queue)
             _LOG.info("loaded %s; compiling", options.model)
             engine.start()
 
             def ready() -> None:
-                print(_summary(options, checkpoint, plan))
+                print(_summary(options, checkpoint, plan, decoder.backend))
                 print(f"listening on {address_of(listener)}")
                 print(f"try: {_curl(options.served_model_name, local_address_of(listener))}", flush=True)
 
@@ -72,13 +81,13 @@ def run(options: Options) -> int:
     return 0
 
 
-def _summary(options: Options, checkpoint: Checkpoint, plan: CachePlan) -> str:
-    """Model, device, context, slots and memory in one line."""
+def _summary(options: Options, checkpoint: Checkpoint, plan: CachePlan, backend: str) -> str:
+    """Model, device, what decodes, context, slots and memory in one line."""
     weights = jax.tree.leaves(checkpoint.params)
     device = jax.devices()[0]
     kind = device.platform if device.device_kind == device.platform else f"{device.platform} ({device.device_kind})"
     return (
-        f"model {options.served_model_name}, {weights[0].dtype} on {kind},"
+        f"model {options.served_model_name}, {weights[0].dtype} on {kind}, decoding by {backend},"
         f" context {plan.max_context} tokens, {plan.slots} slot{'s' if plan.slots > 1 else ''},"
         f" memory {_gib(sum(leaf.nbytes for leaf in weights))} weights + {_gib(plan.bytes)} KV cache"
     )

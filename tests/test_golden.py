@@ -17,7 +17,7 @@ from north_jax.config import Config
 from north_jax.forward_pass import forward, forward_with_taps
 from north_jax.generation import generate
 from north_jax.inference import decode_step, prefill
-from north_jax.kv_cache import PagedRows, PageTables, init_cache
+from north_jax.kv_cache import PagedRows, init_cache
 from tests.golden.compare import TOLERANCE, UNOPTIMISED, Golden, error, golden
 from tests.golden.oracle import Layer, Model
 from tests.golden.oracle import forward as oracle_forward
@@ -110,9 +110,8 @@ class Rows:
             if count:
                 self.paged.grow(row, start, start + count)
             tokens[row, :count] = self.g.tokens[0, start : start + count]
-        tables = PageTables(*(table.copy() for table in self.paged.tables))
         start, length = self.position.copy(), np.array(counts, np.int32)
-        arguments = self.g.config, self.g.params, self.cache, tables
+        arguments = self.g.config, self.g.params, self.cache, self.paged.snapshot()
         if max(counts) > 1:
             self.cache, logits = self.prefill(*arguments, tokens, start, length)
         else:

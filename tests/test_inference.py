@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +11,11 @@ import pytest
 from support import tiny_config, tiny_params
 
 import north_jax
+from north_jax.decoding import BackendError
+from north_jax.decoding.jax_decoder import JaxDecoder
 from north_jax.generation import generate
-from north_jax.kv_cache import PagedRows, PageTables, init_cache
+from north_jax.kv_cache import PagedRows, init_cache
+from north_jax.sampling import SamplingParams
 
 CONFIG = tiny_config()  # window 70
 LENGTH = 330  # the ring wraps, the window slides
@@ -52,8 +57,7 @@ class Rows:
             if count:
                 self.paged.grow(row, start, start + count)
             tokens[row, :count] = self.sequences[row, start : start + count]
-        tables = PageTables(*(table.copy() for table in self.paged.tables))
-        arguments = (CONFIG, self.params, self.cache, tables)
+        arguments = (CONFIG, self.params, self.cache, self.paged.snapshot())
         if tokens.shape[1] == 1:
             active = np.array(counts, bool)
             self.cache, logits = decode_step(*arguments, tokens[:, 0], self.position.copy(), active)
@@ -157,6 +161,38 @@ def test_generate_refuses(params, prompt, max_tokens, named):
         next(generate(CONFIG, params, prompt, max_tokens))
 
 
+def test_generate_draws_as_many_as_asked(params, sequences):
+    """Whatever part of a quantum that is, with every kind of stop."""
+    prompt = [int(token) for token in sequences[1][:70]]
+    sampling = SamplingParams(temperature=3, top_p=0.95, seed=5)
+    out = list(generate(CONFIG, params, prompt, 19, sampling, stop_token_ids=()))
+    assert len(set(out)) > 5
+    for count in (0, 1, 2, 8, 9, 10, 17, 18):
+        assert list(generate(CONFIG, params, prompt, count, sampling, stop_token_ids=())) == out[:count]
+    for stop in (out[0], out[1], out[9], out[18]):
+        assert list(generate(CONFIG, params, prompt, 19, sampling, stop_token_ids={stop})) == out[: out.index(stop)]
+
+
+def test_generate_decodes_no_further_than_it_is_read(params, monkeypatch):
+    taken = []
+    monkeypatch.setattr(
+        JaxDecoder, "decode", lambda self, cache, tables, rows, steps, deliver: taken.append(rows) or cache
+    )
+    assert len(list(itertools.islice(generate(CONFIG, params, [5, 6], 40, stop_token_ids=()), 1))) == 1
+    assert taken == []
+
+
+def test_generate_names_the_position_of_logits_that_are_not_finite(params):
+    broken = params | {"final_norm": params["final_norm"] * jnp.nan}
+    with pytest.raises(FloatingPointError, match="position 3 "):
+        next(generate(CONFIG, broken, [5, 6, 7], 4))
+
+
+def test_generate_takes_a_backend(params):
+    with pytest.raises(BackendError, match="'torch'"):
+        next(generate(CONFIG, params, [5], 4, backend="torch"))
+
+
 def test_generate_without_sliding_layers():
     """A prompt longer than a page, with no page of the sliding group."""
     config = tiny_config(num_hidden_layers=2, layer_types=["full_attention"] * 2)
@@ -164,3 +200,16 @@ def test_generate_without_sliding_layers():
     out = list(generate(config, params, list(range(100)), 3, stop_token_ids=()))
     logits = forward(config, params, np.array([[*range(100), *out]], np.int32))[0, 99:-1]
     assert np.argmax(logits, axis=-1).tolist() == out
+
+
+def test_nan_among_visible_keys_reaches_the_logits(params, sequences):
+    """A damaged page must end a request with an error, not be read as if it held nothing."""
+    rows = Rows(params, sequences)
+    rows.feed([5, 5, 5])
+    pages = rows.paged.snapshot().full
+    layer = CONFIG.layer_types.index("full_attention")
+    damaged = rows.cache[layer].at[pages[1, 0], 0, :, 2].set(jnp.nan)
+    rows.cache = (*rows.cache[:layer], damaged, *rows.cache[layer + 1 :])
+    logits = np.asarray(rows.feed([1, 1, 1]))
+    assert np.isnan(logits[1]).all()
+    assert np.isfinite(logits[[0, 2]]).all()

@@ -67,11 +67,21 @@ def test_init_cache_counts_its_bytes():
 def test_growth_is_atomic():
     rows = paged_rows(full_pages=3, sliding_pages=9)
     rows.grow(0, 0, 100)
-    before = rows.free, rows.tables.full.copy(), rows.tables.sliding.copy()
+    before = rows.free, *rows.snapshot()
     with pytest.raises(OutOfPages, match="2 more full pages"):
         rows.grow(1, 0, 100)
     assert rows.free == before[0]
-    assert (rows.tables.full == before[1]).all() and (rows.tables.sliding == before[2]).all()
+    assert all((now == then).all() for now, then in zip(rows.snapshot(), before[1:], strict=True))
+
+
+def test_a_snapshot_does_not_follow_the_rows():
+    rows = paged_rows()
+    rows.grow(0, 0, 70)
+    before = rows.snapshot()
+    held = [table.copy() for table in before]
+    rows.grow(0, 70, 170)
+    rows.release(0)
+    assert all((table == then).all() for table, then in zip(before, held, strict=True))
 
 
 def test_limits_are_named():
@@ -95,23 +105,23 @@ def test_random_lives(steps):
         else:
             if length[row] + count > 600:
                 continue
-            before = rows.free, *(table.copy() for table in rows.tables)
+            before = rows.free, *rows.snapshot()
             try:
                 rows.grow(row, length[row], length[row] + count)
             except OutOfPages:
                 assert rows.free == before[0]
-                assert all((now == then).all() for now, then in zip(rows.tables, before[1:], strict=True))
+                assert all((now == then).all() for now, then in zip(rows.snapshot(), before[1:], strict=True))
                 continue
             length[row] += count
             check_row(rows, row, length[row] - count, length[row])
-        for table, free, total in zip(rows.tables, rows.free, (20, 9), strict=True):
+        for table, free, total in zip(rows.snapshot(), rows.free, (20, 9), strict=True):
             owned = table[table != NO_PAGE]
             assert len(owned) == len(set(owned)) == total - free
 
 
 def check_row(rows, row, start, end):
     """Every position that a query in [start, end) sees has a page in both groups."""
-    full, sliding = rows.tables
+    full, sliding = rows.snapshot()
     for position in range(end):
         assert full[row, position // PAGE_SIZE] != NO_PAGE
     for position in range(max(start - CONFIG.sliding_window + 1, 0), end):

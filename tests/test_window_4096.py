@@ -17,7 +17,7 @@ import pytest
 
 from north_jax.config import DENSE, SLIDING, Config
 from north_jax.inference import decode_step, prefill
-from north_jax.kv_cache import PagedRows, PageTables, init_cache, pages_for, ring_entries
+from north_jax.kv_cache import PagedRows, init_cache, pages_for, ring_entries
 from north_jax.layers import Params
 from north_jax.model import init_params
 from tests.golden.compare import TOLERANCE, UNOPTIMISED, error
@@ -101,8 +101,7 @@ def paged(config: Config, edge: Edge) -> np.ndarray:
     for start in [*range(0, WINDOW, CHUNK), *range(WINDOW, LENGTH)]:
         count = CHUNK if start < WINDOW else 1
         rows.grow(0, start, start + count)
-        tables = PageTables(*(table.copy() for table in rows.tables))
-        arguments = config, edge.params, cache, tables
+        arguments = config, edge.params, cache, rows.snapshot()
         tokens, at = edge.tokens[None, start : start + count], np.array([start], np.int32)
         if count > 1:
             cache, logits = step(*arguments, tokens, at, np.array([count], np.int32))

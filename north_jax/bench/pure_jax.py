@@ -20,7 +20,7 @@ import numpy as np
 
 from north_jax.config import Config
 from north_jax.inference import decode_step, prefill
-from north_jax.kv_cache import PagedRows, PageTables, init_cache, pages_for, ring_entries
+from north_jax.kv_cache import PagedRows, init_cache, pages_for, ring_entries
 from north_jax.layers import Array
 from north_jax.model import init_params
 
@@ -48,8 +48,7 @@ class Rows:
             self._rows.grow(row, self.position, self.position + count)
         tokens = self._rng.integers(0, self._config.vocab_size, (self.batch, count)).astype(np.int32)
         start = np.full(self.batch, self.position, np.int32)
-        tables = PageTables(*(table.copy() for table in self._rows.tables))
-        model = (self._config, self._params, self._cache, tables)
+        model = (self._config, self._params, self._cache, self._rows.snapshot())
         logits: Array
         if count == 1:
             self._cache, logits = self._decode(*model, tokens[:, 0], start, np.ones(self.batch, bool))

@@ -1,4 +1,9 @@
-"""The engine: one thread that runs the scheduler's work on the device and delivers tokens."""
+"""The engine: one thread that runs the scheduler's work on the device and delivers tokens.
+
+A decode quantum takes many steps, so what changes meanwhile has to reach it: an arrival that could be admitted and the
+engine's end stop it, a cancellation ends its row. `_steer` tells the decoder so, at once from the thread that brings
+the change, and after every step again, because the decoder forgets what it was told before the quantum began.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +11,16 @@ import contextlib
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
 from north_jax.config import Config
+from north_jax.decoding import Decoder, TokenRecord
 from north_jax.layers import Params
 
 from .memory import CachePlan
 from .runner import Runner
-from .scheduler import Delivery, Scheduler
+from .scheduler import Delivery, PrefillWork, Scheduler, Work
 from .types import EngineRequest, EngineStats, EngineUnavailable, FinishReason, TokenEvent
 
 _log = logging.getLogger(__name__)
@@ -26,25 +31,27 @@ type Deliver = Callable[[TokenEvent], None]
 
 
 class JaxEngine:
-    """Continuous batching over jitted prefill and decode in pure JAX; see `types.Engine` for the contract."""
+    """Continuous batching over jitted prefill and a decoder; see `types.Engine` for the contract."""
 
-    def __init__(self, config: Config, params: Params, plan: CachePlan, *, max_queue: int) -> None:
+    def __init__(self, config: Config, params: Params, plan: CachePlan, decoder: Decoder, *, max_queue: int) -> None:
         """Allocates the KV cache; `start` compiles and begins to serve.
 
         Args:
           config: the model's configuration.
           params: DESIGN.md, "Parameters".
           plan: slots, context, chunk and pages, from `memory.plan_cache`.
+          decoder: of the same model, for plan.slots slots; the engine alone uses it.
           max_queue: requests that may wait for a slot.
         """
         self.max_context = plan.max_context
         self.max_requests = plan.slots + max_queue
         self._scheduler = Scheduler(config, plan, max_queue=max_queue)
-        self._runner = Runner(config, params, plan)
-        self._slots = plan.slots
-        self._deliver: dict[str, Deliver] = {}
-        self._cancelled: deque[str] = deque()
+        self._decoder = decoder
+        self._runner = Runner(config, params, plan, decoder)
         self._changed = threading.Condition()  # guards the scheduler and all below
+        self._deliver: dict[str, Deliver] = {}
+        self._cancelled: set[str] = set()  # requests that are to end
+        self._decoding: dict[str, int] = {}  # requests that the running quantum began with → slot
         self._draining = False
         self._stopped = False
         self._failure: str | None = None
@@ -52,7 +59,7 @@ class JaxEngine:
 
     def start(self) -> None:
         """Compiles every shape, then starts the thread."""
-        self._runner.compile(self._scheduler.rows.tables)
+        self._runner.compile(self._scheduler.rows.snapshot())
         self._thread.start()
 
     def submit(self, request: EngineRequest, deliver: Deliver) -> None:
@@ -67,13 +74,15 @@ class JaxEngine:
                 raise ValueError(f"request id {request.request_id!r} is in use")
             self._scheduler.add(request)
             self._deliver[request.request_id] = deliver
+            self._steer()
             self._changed.notify()
 
     def cancel(self, request_id: str) -> None:
-        """Asks for a request's end; it takes effect before the next device call."""
+        """Asks for a request's end; it takes effect at the next decode step, or before the next device call."""
         with self._changed:
             if request_id in self._deliver:
-                self._cancelled.append(request_id)
+                self._cancelled.add(request_id)
+                self._steer()
                 self._changed.notify()
 
     def stats(self) -> EngineStats:
@@ -91,6 +100,7 @@ class JaxEngine:
             self._draining = True
             self._changed.wait_for(lambda: not self._deliver, timeout=max(end - time.monotonic(), 0))
             self._stopped = True
+            self._steer()
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join(timeout=_LAST_CALL_SECONDS)
@@ -111,34 +121,61 @@ class JaxEngine:
                 self._changed.notify_all()
 
     def _serve(self) -> None:
-        while True:
-            with self._changed:
-                self._apply_cancellations()
-                work = None if self._stopped else self._scheduler.next_work()
-                while work is None and not self._stopped:
-                    self._changed.wait()
-                    self._apply_cancellations()
-                    work = None if self._stopped else self._scheduler.next_work()
-                if work is None:
-                    self._send(self._scheduler.cancel_all())
-                    return
-                tables = self._scheduler.rows.tables
-                owners = [self._scheduler.request_of(slot) for slot in range(self._slots)]
-                sampling = [None if owner is None else owner.sampling for owner in owners]
+        while (work := self._next_work()) is not None:
             try:
-                drawn = self._runner.run(work, tables, sampling)
+                self._run(work)
             except Exception as error:
                 _log.exception("a device call failed; its requests end with an error")
                 self._runner.reset()
                 with self._changed:
                     self._send(self._scheduler.fail_running(f"{type(error).__name__}: {error}"))
-                continue
+        with self._changed:
+            self._send(self._scheduler.cancel_all())
+
+    def _next_work(self) -> Work | None:
+        """Waits for work; None when the engine ends."""
+        with self._changed:
+            while not self._stopped:
+                self._apply_cancellations()
+                if (work := self._scheduler.next_work()) is not None:
+                    return work
+                self._changed.wait()
+            return None
+
+    def _run(self, work: Work) -> None:
+        tables = self._scheduler.rows.snapshot()  # this thread alone changes them
+        if isinstance(work, PrefillWork):
+            drawn = self._runner.prefill(work, tables)
             with self._changed:
                 self._send(self._scheduler.complete(work, drawn))
+            return
+        with self._changed:
+            self._decoding = {self._scheduler.request_of(row.slot).request_id: row.slot for row in work.rows}
+        try:
+            self._runner.decode(work, tables, self._take)
+        finally:
+            with self._changed:
+                self._decoding.clear()
+
+    def _take(self, records: list[TokenRecord]) -> None:
+        """Receives one step of the running quantum."""
+        with self._changed:
+            self._send(self._scheduler.take(records))
+            self._apply_cancellations()
+            self._steer()
 
     def _apply_cancellations(self) -> None:
-        while self._cancelled:
-            self._send(self._scheduler.cancel(self._cancelled.popleft()))
+        """Ends what is cancelled, but not a row of the running quantum: the decoder ends that itself."""
+        for request_id in self._cancelled - self._decoding.keys():
+            self._cancelled.discard(request_id)
+            self._send(self._scheduler.cancel(request_id))
+
+    def _steer(self) -> None:
+        """Tells the running quantum, if there is one, what has changed. In any thread."""
+        for request_id in self._cancelled & self._decoding.keys():
+            self._decoder.cancel(self._decoding[request_id])
+        if self._decoding and (self._stopped or self._scheduler.can_admit()):
+            self._decoder.stop()
 
     def _send(self, deliveries: list[Delivery]) -> None:
         """Hands events to their receivers; a receiver that fails loses its request, nobody else's."""
@@ -146,13 +183,14 @@ class JaxEngine:
             deliver = self._deliver[request.request_id]
             if event.finish_reason is not None:
                 del self._deliver[request.request_id]
+                self._cancelled.discard(request.request_id)
             try:
                 deliver(event)
             except Exception:
                 _log.exception("the receiver of request %s failed; the request is cancelled", request.request_id)
                 if event.finish_reason is None:
                     self._deliver[request.request_id] = _discard
-                    self._cancelled.append(request.request_id)
+                    self._cancelled.add(request.request_id)
         if not self._deliver:
             self._changed.notify_all()
 

@@ -1,24 +1,24 @@
-"""The device side of the engine: prefill, decode and sampling, compiled in a few shapes, over one donated KV cache."""
+"""The device side of the engine: one donated KV cache, between prefill in a few compiled shapes and the decoder."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from north_jax.config import Config
-from north_jax.inference import decode_step, prefill
+from north_jax.decoding import Decoder, Deliver
+from north_jax.inference import prefill
 from north_jax.kv_cache import KVCache, PageTables, init_cache
 from north_jax.layers import Array, Params
 from north_jax.sampling import SamplingBatch, SamplingParams, sample
 
 from .memory import CachePlan
-from .scheduler import DecodeWork, PrefillWork, Work
+from .scheduler import DecodeWork, PrefillWork
 
 _GREEDY = SamplingParams(temperature=0)
 _SHORT = 64  # tokens a row of the smaller prefill shape
@@ -27,16 +27,18 @@ _SHORT = 64  # tokens a row of the smaller prefill shape
 class Runner:
     """Runs the scheduler's work. One thread uses it."""
 
-    def __init__(self, config: Config, params: Params, plan: CachePlan) -> None:
-        """Allocates the cache; `compile` must follow before the first `run`.
+    def __init__(self, config: Config, params: Params, plan: CachePlan, decoder: Decoder) -> None:
+        """Allocates the cache; `compile` must follow before the first work.
 
         Args:
           config: the model's configuration.
           params: DESIGN.md, "Parameters".
           plan: the sizes of the cache and of the calls.
+          decoder: of the same model, for plan.slots slots.
         """
         self._config = config
         self._params = params
+        self._decoder = decoder
         self._slots = plan.slots
         self._row_shapes = sorted({1, plan.prefill_rows})
         self._length_shapes = sorted({min(_SHORT, plan.chunk), plan.chunk})
@@ -48,7 +50,8 @@ class Runner:
             dtype=params["embed"].dtype,
         )
         self._cache = self._new_cache()
-        self._compiled: dict[Any, jax.stages.Compiled] = {}
+        self._prefills: dict[tuple[int, int], jax.stages.Compiled] = {}  # by rows and length
+        self._sampler: jax.stages.Compiled
 
     def reset(self) -> None:
         """Allocates the cache anew, after a failed call consumed it."""
@@ -57,76 +60,61 @@ class Runner:
 
     def compile(self, tables: PageTables) -> None:
         """Compiles every shape, several at a time; `tables` are those of all slots."""
-        slots = np.zeros(self._slots, np.int32)
-        model = (self._config, self._params, self._cache)
-        decode = jax.jit(decode_step, static_argnums=0, donate_argnums=2)
-        append = jax.jit(partial(_prefill, slots=self._slots), static_argnums=0, donate_argnums=2)
-        lowered: dict[Any, jax.stages.Lowered] = {
-            "decode": decode.lower(*model, tables, slots, slots, slots.astype(bool)),
-        }
-        for rows in self._row_shapes:
-            of_rows = PageTables(tables.full[[0] * rows], tables.sliding[[0] * rows])
-            for length in self._length_shapes:
-                tokens, row = np.zeros((rows, length), np.int32), np.zeros(rows, np.int32)
-                lowered[rows, length] = append.lower(*model, of_rows, tokens, row, row, row)
+        batch = SamplingBatch.of([_GREEDY] * self._slots)
         logits = jax.ShapeDtypeStruct((self._slots, self._config.vocab_size), jnp.float32)
-        lowered["sample"] = jax.jit(sample).lower(logits, SamplingBatch.of([_GREEDY] * self._slots), slots)
         with ThreadPoolExecutor() as pool:
-            self._compiled = dict(zip(lowered, pool.map(lambda one: one.compile(), lowered.values()), strict=True))
+            decoder = pool.submit(self._decoder.compile, self._cache, tables)
+            sampler = pool.submit(_sample.lower(logits, batch, np.zeros(self._slots, np.int32)).compile)
+            prefills = {}
+            for rows in self._row_shapes:
+                of_rows = PageTables(tables.full[[0] * rows], tables.sliding[[0] * rows])
+                row = np.zeros(rows, np.int32)
+                for length in self._length_shapes:
+                    tokens = np.zeros((rows, length), np.int32)
+                    arguments = (self._config, self._params, self._cache, of_rows, tokens, row, row, row)
+                    prefills[rows, length] = pool.submit(_prefill.lower(*arguments, slots=self._slots).compile)
+        decoder.result()
+        self._sampler = sampler.result()
+        self._prefills = {shape: compiled.result() for shape, compiled in prefills.items()}
 
-    def run(self, work: Work, tables: PageTables, sampling: Sequence[SamplingParams | None]) -> dict[int, int]:
-        """Runs one device call.
+    def prefill(self, work: PrefillWork, tables: PageTables) -> dict[int, int]:
+        """Appends chunks of prompts, in one device call.
 
         Args:
           work: from the scheduler.
           tables: its page tables, [slots, entries].
-          sampling: one entry a slot, None where the slot is empty.
 
         Returns:
-          slot → token drawn, for every row of the work.
+          slot → token drawn after the chunk, for every row of the work; −1 where the logits were not finite.
         """
-        if isinstance(work, PrefillWork):
-            logits = self._prefill(work, tables)
-            ends = {row.slot: row.start + len(row.tokens) for row in work.rows}
-        else:
-            logits = self._decode(work, tables)
-            ends = {row.slot: row.start + 1 for row in work.rows}
-        positions = np.zeros(self._slots, np.int32)
-        positions[list(ends)] = list(ends.values())
-        batch = [sampling[slot] or _GREEDY if slot in ends else _GREEDY for slot in range(self._slots)]
-        drawn = np.asarray(self._compiled["sample"](logits, SamplingBatch.of(batch), positions))
-        return {slot: int(drawn[slot]) for slot in ends}
-
-    def _prefill(self, work: PrefillWork, tables: PageTables) -> Array:
-        """Pads the rows to a compiled shape; padding rows have length 0. Gives logits [slots, V]."""
         rows = _smallest(self._row_shapes, len(work.rows))
         length = _smallest(self._length_shapes, max(len(row.tokens) for row in work.rows))
         tokens = np.zeros((rows, length), np.int32)
+        # A row of padding has length 0 and belongs to no slot.
         slots, starts = np.full(rows, self._slots, np.int32), np.zeros(rows, np.int32)
         lengths = np.zeros(rows, np.int32)
+        sampling, positions = [_GREEDY] * self._slots, np.zeros(self._slots, np.int32)
         for i, row in enumerate(work.rows):
             tokens[i, : len(row.tokens)] = row.tokens
             slots[i], starts[i], lengths[i] = row.slot, row.start, len(row.tokens)
+            sampling[row.slot], positions[row.slot] = row.sampling, row.start + len(row.tokens)
         owned = np.minimum(slots, self._slots - 1)
         of_rows = PageTables(tables.full[owned], tables.sliding[owned])
-        return self._call((rows, length), of_rows, tokens, starts, lengths, slots)
+        call = self._prefills[rows, length]
+        self._cache, logits = call(self._params, self._cache, of_rows, tokens, starts, lengths, slots)
+        drawn = np.asarray(self._sampler(logits, SamplingBatch.of(sampling), positions))
+        return {row.slot: int(drawn[row.slot]) for row in work.rows}
 
-    def _decode(self, work: DecodeWork, tables: PageTables) -> Array:
-        """One step over all slots; gives logits [slots, V]."""
-        tokens, starts = np.zeros(self._slots, np.int32), np.zeros(self._slots, np.int32)
-        active = np.zeros(self._slots, bool)
-        for row in work.rows:
-            tokens[row.slot], starts[row.slot], active[row.slot] = row.token, row.start, True
-        # The tables are the scheduler's own: the device must not see them change.
-        copied = PageTables(tables.full.copy(), tables.sliding.copy())
-        return self._call("decode", copied, tokens, starts, active)
-
-    def _call(self, shape: Any, *arguments: Any) -> Array:
-        """One call that takes the cache and gives it back."""
-        self._cache, logits = self._compiled[shape](self._params, self._cache, *arguments)
-        return logits
+    def decode(self, work: DecodeWork, tables: PageTables, deliver: Deliver) -> None:
+        """Runs a quantum of decode steps; see `north_jax.decoding.Decoder.decode`."""
+        self._cache = self._decoder.decode(self._cache, tables, work.rows, work.steps, deliver)
 
 
+# Functions of the module, so that engines of one model compile them once.
+_sample = jax.jit(sample)
+
+
+@partial(jax.jit, static_argnames=("config", "slots"), donate_argnames="cache")
 def _prefill(
     config: Config,
     params: Params,

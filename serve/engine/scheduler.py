@@ -1,22 +1,26 @@
 """Which rows run next: admission, slots, pages and the alternation of prefill and decode. Pure host code, no device.
 
-The engine calls `next_work`, runs it on the device, and hands the drawn tokens to `complete`, which tells what each
-request receives. Requests are admitted in order of arrival, when a slot is free and the pages of their whole length can
-be reserved, so a running request never runs out of pages.
+The engine calls `next_work` and runs it on the device. What a prefill drew goes to `complete`, what a decode quantum
+draws goes to `take` step by step; both tell what each request receives. Requests are admitted in order of arrival, when
+a slot is free and the pages of their whole length can be reserved, so a running request never runs out of pages.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from operator import itemgetter
 
 from north_jax.config import Config
+from north_jax.decoding import DecodeRow, Finish, TokenRecord, finish_of
 from north_jax.kv_cache import PagedRows, pages_for, ring_entries
+from north_jax.sampling import SamplingParams
 
 from .memory import CachePlan
 from .types import EngineRequest, EngineStats, FinishReason, QueueFull, RequestTooLong, TokenEvent
+
+QUANTUM = 32  # decode steps: what a quantum's start costs does not show beyond, and what cannot wait ends it early
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,7 @@ class PrefillRow:
     tokens: tuple[int, ...]
     start: int  # positions the slot holds already
     last: bool  # the chunk ends the prompt, so a token is drawn after it
+    sampling: SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +42,11 @@ class PrefillWork:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeRow:
-    """The newest token of one slot, not yet in the cache."""
-
-    slot: int
-    token: int
-    start: int
-
-
-@dataclass(frozen=True, slots=True)
 class DecodeWork:
-    """One decode step over the slots whose prompts are in the cache."""
+    """A quantum of decode steps over the slots whose prompts are in the cache; their pages have room for it."""
 
     rows: tuple[DecodeRow, ...]
+    steps: int
 
 
 type Work = PrefillWork | DecodeWork
@@ -63,8 +60,9 @@ class _Running:
     request: EngineRequest
     number: int  # counts admissions
     reserved: tuple[int, int]  # pages of the full and of the sliding group
+    remaining: int  # tokens it may still generate
     position: int = 0  # tokens in the cache
-    generated: list[int] = field(default_factory=list)
+    newest: int = -1  # the token drawn last, not yet in the cache
 
     @property
     def prefilling(self) -> bool:
@@ -87,6 +85,7 @@ class Scheduler:
         self._max_context = plan.max_context
         self._chunk = plan.chunk
         self._prefill_rows = plan.prefill_rows
+        self._quantum = min(QUANTUM, plan.chunk)  # a sliding row has room for a chunk of new positions
         self._max_queue = max_queue
         self._reserved = [0, 0]
         self._waiting: deque[EngineRequest] = deque()
@@ -152,7 +151,7 @@ class Scheduler:
     def next_work(self) -> Work | None:
         """Admits what fits, makes room in the pages, and names the next device call; None when there is nothing to do.
 
-        Where some slots prefill and others decode, the two alternate.
+        Where some slots prefill and others decode, a prefill and one decode step alternate.
         """
         self._admit()
         live = [(running.number, slot, running) for slot, running in enumerate(self._slots) if running is not None]
@@ -163,33 +162,47 @@ class Scheduler:
             return PrefillWork(tuple(self._prefill_row(slot) for slot in prefilling[: self._prefill_rows]))
         self._prefilled_last = False
         if decoding:
-            return DecodeWork(tuple(self._decode_row(slot) for slot in decoding))
+            longest = max(running.remaining for _, _, running in live if not running.prefilling)
+            steps = 1 if prefilling else min(self._quantum, longest)
+            return DecodeWork(tuple(self._decode_row(slot, steps) for slot in decoding), steps)
         return None
 
-    def complete(self, work: Work, drawn: Mapping[int, int]) -> list[Delivery]:
-        """Takes the results of a device call.
+    def can_admit(self) -> bool:
+        """Whether the first request that waits could be admitted: a reason to end a decode quantum early."""
+        return bool(self._waiting) and None in self._slots and self._has_pages(self._need(self._waiting[0]))
+
+    def complete(self, work: PrefillWork, drawn: Mapping[int, int]) -> list[Delivery]:
+        """Takes the results of a prefill.
 
         Args:
           work: what `next_work` returned.
-          drawn: slot → token, for every decode row and every prefill row that ends its prompt; −1 where the logits
-            were not finite, which ends the request with an error.
+          drawn: slot → token, for every row that ends its prompt; −1 where the logits were not finite, which ends the
+            request with an error.
 
         Returns:
           what each request receives.
         """
         deliveries: list[Delivery] = []
         for row in work.rows:
-            running = self._slots[row.slot]
-            assert running is not None, f"slot {row.slot} was freed while its work ran"
-            running.position = row.start + (len(row.tokens) if isinstance(row, PrefillRow) else 1)
-            if isinstance(row, DecodeRow) or row.last:
-                deliveries.append((running.request, self._draw(row.slot, running, drawn[row.slot])))
+            running = self._running(row.slot)
+            running.position = row.start + len(row.tokens)
+            if row.last:
+                token = drawn[row.slot]
+                finish = finish_of(token, running.remaining, running.request.stop_token_ids)
+                deliveries.append(self._drawn(TokenRecord(row.slot, token, finish)))
         return deliveries
 
-    def request_of(self, slot: int) -> EngineRequest | None:
-        """The request that owns a slot."""
-        running = self._slots[slot]
-        return None if running is None else running.request
+    def take(self, records: Iterable[TokenRecord]) -> list[Delivery]:
+        """Takes the records of one decode step while the quantum runs; gives what each request receives."""
+        deliveries: list[Delivery] = []
+        for record in records:
+            self._running(record.slot).position += 1
+            deliveries.append(self._drawn(record))
+        return deliveries
+
+    def request_of(self, slot: int) -> EngineRequest:
+        """The request that owns a slot, which is not empty."""
+        return self._running(slot).request
 
     def stats(self) -> EngineStats:
         """Counts for health and metrics."""
@@ -209,42 +222,68 @@ class Scheduler:
             if running is not None or not self._waiting:
                 continue
             need = self._need(self._waiting[0])
-            if any(r + n > have for r, n, have in zip(self._reserved, need, self._pages, strict=True)):
+            if not self._has_pages(need):
                 return  # in order of arrival: nobody overtakes the first that waits for pages
             self._reserved = [r + n for r, n in zip(self._reserved, need, strict=True)]
-            self._slots[slot] = _Running(self._waiting.popleft(), self._admitted, need)
+            request = self._waiting.popleft()
+            self._slots[slot] = _Running(request, self._admitted, need, request.max_tokens)
             self._admitted += 1
 
-    def _prefill_row(self, slot: int) -> PrefillRow:
+    def _has_pages(self, need: tuple[int, int]) -> bool:
+        return all(r + n <= have for r, n, have in zip(self._reserved, need, self._pages, strict=True))
+
+    def _running(self, slot: int) -> _Running:
         running = self._slots[slot]
-        assert running is not None
+        assert running is not None, f"nobody owns slot {slot}"
+        return running
+
+    def _prefill_row(self, slot: int) -> PrefillRow:
+        running = self._running(slot)
         start = running.position
         tokens = running.request.prompt[start : start + self._chunk]
         self.rows.grow(slot, start, start + len(tokens))
-        return PrefillRow(slot, tokens, start, start + len(tokens) == len(running.request.prompt))
+        last = start + len(tokens) == len(running.request.prompt)
+        return PrefillRow(slot, tokens, start, last, running.request.sampling)
 
-    def _decode_row(self, slot: int) -> DecodeRow:
-        running = self._slots[slot]
-        assert running is not None
-        self.rows.grow(slot, running.position, running.position + 1)
-        return DecodeRow(slot, running.generated[-1], running.position)
+    def _decode_row(self, slot: int, steps: int) -> DecodeRow:
+        running = self._running(slot)
+        # Never beyond the request's length, which is what was reserved.
+        self.rows.grow(slot, running.position, running.position + min(steps, running.remaining))
+        return DecodeRow(
+            slot=slot,
+            token=running.newest,
+            position=running.position,
+            remaining=running.remaining,
+            stop_token_ids=running.request.stop_token_ids,
+            sampling=running.request.sampling,
+        )
 
-    def _draw(self, slot: int, running: _Running, token: int) -> TokenEvent:
-        if token < 0:
-            self._free(slot)
-            return TokenEvent(None, FinishReason.ERROR, "the logits are not finite")
-        if token in running.request.stop_token_ids:
-            self._free(slot)
-            return TokenEvent(None, FinishReason.STOP)
-        running.generated.append(token)
-        if len(running.generated) < running.request.max_tokens:
-            return TokenEvent(token, None)
-        self._free(slot)
-        return TokenEvent(token, FinishReason.LENGTH)
+    def _drawn(self, record: TokenRecord) -> Delivery:
+        """Notes what a step drew for a slot, or frees it; gives the event of its request."""
+        running = self._running(record.slot)
+        running.newest = record.token
+        running.remaining -= 1
+        if record.finish is not Finish.NONE:
+            self._free(record.slot)
+        return running.request, _event(record)
 
     def _free(self, slot: int) -> None:
-        running = self._slots[slot]
-        assert running is not None
+        running = self._running(slot)
         self.rows.release(slot)
         self._reserved = [r - n for r, n in zip(self._reserved, running.reserved, strict=True)]
         self._slots[slot] = None
+
+
+def _event(record: TokenRecord) -> TokenEvent:
+    """The record as its request sees it: without a token that only ends it."""
+    match record.finish:
+        case Finish.NONE:
+            return TokenEvent(record.token, None)
+        case Finish.LENGTH:
+            return TokenEvent(record.token, FinishReason.LENGTH)
+        case Finish.STOP:
+            return TokenEvent(None, FinishReason.STOP)
+        case Finish.CANCELLED:
+            return TokenEvent(None, FinishReason.CANCELLED)
+        case Finish.ERROR:
+            return TokenEvent(None, FinishReason.ERROR, "the logits are not finite")

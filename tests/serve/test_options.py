@@ -14,6 +14,7 @@ def test_defaults() -> None:
     assert (options.model, options.served_model_name) == ("north-nano", "north-nano")
     assert (options.host, options.port) == ("127.0.0.1", 8000)
     assert options.max_context is None
+    assert options.backend == "auto"
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,7 @@ def test_the_served_name_is_the_model_s_unless_given(model: str, name: str) -> N
         ["--drain-seconds", "-1"],
         ["--drain-seconds", "nan"],
         ["--dtype", "int8"],
+        ["--backend", "torch"],
         ["--log-level", "loud"],
         ["--unknown"],
     ],

@@ -94,7 +94,8 @@ def test_serves_a_checkpoint_until_sigterm(checkpoint: Path, capfd: pytest.Captu
         out, _ = capfd.readouterr()
         summary, address, curl = out.splitlines()
         assert re.fullmatch(
-            r"model tiny, float32 on cpu, context 256 tokens, 1 slot, memory \d+ MiB weights \+ \d+ MiB KV cache",
+            r"model tiny, float32 on cpu, decoding by jax, context 256 tokens, 1 slot,"
+            r" memory \d+ MiB weights \+ \d+ MiB KV cache",
             summary,
         )
         assert address == f"listening on 127.0.0.1:{port}"
@@ -110,6 +111,7 @@ def test_serves_a_checkpoint_until_sigterm(checkpoint: Path, capfd: pytest.Captu
     [
         (["--model", "/nowhere/at/all"], "/nowhere/at/all: no such directory"),
         (["--model", "CHECKPOINT", "--max-context", "99999"], "99999"),
+        (["--model", "CHECKPOINT", "--max-context", "64", "--backend", "megakernel", "--slots", "99"], "not 99"),
         (["--port", "BUSY"], "already in use"),
     ],
 )

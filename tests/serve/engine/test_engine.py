@@ -1,4 +1,7 @@
-"""The engine end to end on a tiny model: concurrent requests equal lone ones, cancellations, failures, shutdown."""
+"""The engine end to end on a tiny model: concurrent requests equal lone ones, cancellations, failures, shutdown.
+
+What may happen while a decode quantum runs is tested in test_quanta.py.
+"""
 
 from __future__ import annotations
 
@@ -9,32 +12,16 @@ import time
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import tiny_config, tiny_params
 
-from north_jax.generation import generate
 from north_jax.sampling import SamplingParams
-from serve.engine.engine import JaxEngine
 from serve.engine.memory import MemoryPlanError, plan_cache
 from serve.engine.types import EngineRequest, EngineUnavailable, FinishReason, QueueFull, RequestTooLong
-
-# Layers of every kind: dense and full with RoPE, sliding, full without RoPE.
-CONFIG = tiny_config(
-    num_hidden_layers=3,
-    layer_types=["full_attention", "sliding_attention", "full_attention"],
-    mlp_layer_types=["dense", "sparse", "sparse"],
-)
-PLAN = plan_cache(CONFIG, jnp.dtype(jnp.float32), slots=4, max_context=512, budget=1 << 24)
+from tests.serve.engine.tiny import CONFIG, PARAMS, alone, started_engine
 
 
 @pytest.fixture(scope="module")
-def params():
-    return tiny_params(CONFIG)
-
-
-@pytest.fixture(scope="module")
-def engine(params):
-    engine = JaxEngine(CONFIG, params, PLAN, max_queue=30)
-    engine.start()
+def engine():
+    engine = started_engine(max_queue=30)
     yield engine
     engine.shutdown(5)
 
@@ -64,7 +51,7 @@ def prompts(count, seed=0):
     return [tuple(int(t) for t in rng.integers(4, 199, rng.integers(1, 320))) for _ in range(count)]
 
 
-def test_batched_requests_equal_lone_ones(engine, params):
+def test_batched_requests_equal_lone_ones(engine):
     requests = [
         request(f"r{i}", prompt, temperature=0.0 if i % 2 else 0.8, top_p=0.9, seed=i)
         for i, prompt in enumerate(prompts(9))
@@ -72,8 +59,7 @@ def test_batched_requests_equal_lone_ones(engine, params):
     together = collect(engine, *requests)
     for one in requests:
         assert collect(engine, one)[one.request_id] == together[one.request_id]
-        alone = list(generate(CONFIG, params, one.prompt, one.max_tokens, one.sampling, stop_token_ids=()))
-        assert together[one.request_id] == (alone, FinishReason.LENGTH)
+        assert together[one.request_id] == (alone(one), FinishReason.LENGTH)
     assert engine.stats().pages_used == 0
 
 
@@ -116,11 +102,17 @@ def test_failing_receiver_loses_only_its_own_request(engine):
     assert (len(tokens), reason) == (10, FinishReason.LENGTH)
 
 
-def test_failing_device_call_ends_its_requests_and_the_engine_lives(engine, monkeypatch):
-    monkeypatch.setattr(engine._runner, "run", lambda *_: (_ for _ in ()).throw(RuntimeError("the device is on fire")))
+@pytest.mark.parametrize("call", ["prefill", "decode"])
+def test_failing_device_call_ends_its_requests_and_the_engine_lives(engine, monkeypatch, call):
+    def fail(*_):
+        engine._runner._cache = ()  # it was donated
+        raise RuntimeError("the device is on fire")
+
+    monkeypatch.setattr(engine._runner, call, fail)
     events = queue.Queue()
     engine.submit(request("doomed", [5, 6]), events.put)
-    event = events.get(timeout=60)
+    while (event := events.get(timeout=60)).finish_reason is None:
+        assert call == "decode"
     assert event.finish_reason is FinishReason.ERROR and "the device is on fire" in event.error
     monkeypatch.undo()
     assert collect(engine, request("next", [5, 6]))["next"][1] is FinishReason.LENGTH
@@ -148,8 +140,8 @@ def test_refusals(engine):
 
 
 @pytest.mark.parametrize(("deadline", "reason"), [(60.0, FinishReason.LENGTH), (0.0, FinishReason.CANCELLED)])
-def test_shutdown_drains_or_cancels(params, engine, deadline, reason):
-    engine = another_engine(params, engine)
+def test_shutdown_drains_or_cancels(deadline, reason):
+    engine = started_engine()
     events = queue.Queue()
     engine.submit(request("a", [5, 6], max_tokens=300), events.put)
     events.get(timeout=60)
@@ -162,23 +154,14 @@ def test_shutdown_drains_or_cancels(params, engine, deadline, reason):
         engine.submit(request("b", [5]), events.put)
 
 
-def another_engine(params, engine):
-    """A second engine that shares the compiled shapes of the first."""
-    compiled = engine._runner._compiled
-    other = JaxEngine(CONFIG, params, PLAN, max_queue=4)
-    other._runner.compile = lambda tables: setattr(other._runner, "_compiled", compiled)
-    other.start()
-    return other
-
-
-def test_a_lost_device_fails_everybody_aloud(params, engine):
+def test_a_lost_device_fails_everybody_aloud():
     """When the cache cannot be made anew the engine ends, and nobody waits for it."""
 
     def fail(*_):
         raise RuntimeError("the device is gone")
 
-    lost = another_engine(params, engine)
-    lost._runner.run = lost._runner.reset = fail
+    lost = started_engine()
+    lost._runner.prefill = lost._runner.reset = fail
     events = queue.Queue()
     lost.submit(request("a", [5, 6]), events.put)
     event = events.get(timeout=60)
@@ -189,11 +172,11 @@ def test_a_lost_device_fails_everybody_aloud(params, engine):
     lost.shutdown(0)
 
 
-def test_shutdown_does_not_wait_for_a_call_that_hangs(params, engine, monkeypatch):
+def test_shutdown_does_not_wait_for_a_call_that_hangs(monkeypatch):
     monkeypatch.setattr("serve.engine.engine._LAST_CALL_SECONDS", 0.2)
-    hanging = another_engine(params, engine)
+    hanging = started_engine()
     release, entered = threading.Event(), threading.Event()
-    hanging._runner.run = lambda *_: entered.set() or release.wait(60) or {}
+    hanging._runner.prefill = lambda *_: entered.set() or release.wait(60) or {}
     hanging.submit(request("a", [5, 6]), lambda event: None)
     assert entered.wait(60)
     begun = time.monotonic()
@@ -202,10 +185,8 @@ def test_shutdown_does_not_wait_for_a_call_that_hangs(params, engine, monkeypatc
     release.set()
 
 
-def test_logits_that_are_not_finite_end_the_request(engine, params):
-    poisoned = JaxEngine(CONFIG, params | {"final_norm": params["final_norm"] * jnp.nan}, PLAN, max_queue=4)
-    poisoned._runner.compile = lambda tables: setattr(poisoned._runner, "_compiled", engine._runner._compiled)
-    poisoned.start()
+def test_logits_that_are_not_finite_end_the_request():
+    poisoned = started_engine(PARAMS | {"final_norm": PARAMS["final_norm"] * jnp.nan})
     events = queue.Queue()
     poisoned.submit(request("a", [5, 6]), events.put)
     event = events.get(timeout=60)

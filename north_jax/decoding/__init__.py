@@ -1,0 +1,11 @@
+"""Decoding in quanta of several steps, in pure JAX or by the megakernel, behind one interface: `Decoder`."""
+
+from .backends import Backend as Backend
+from .backends import make_decoder as make_decoder
+from .types import BackendError as BackendError
+from .types import Decoder as Decoder
+from .types import DecodeRow as DecodeRow
+from .types import Deliver as Deliver
+from .types import Finish as Finish
+from .types import TokenRecord as TokenRecord
+from .types import finish_of as finish_of

@@ -1,0 +1,115 @@
+"""The interface of a decoder: what a quantum is given, what comes out of it at each step, who may end it early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+from ..kv_cache import KVCache, PageTables
+from ..sampling import SamplingParams
+
+
+class BackendError(ValueError):
+    """A backend cannot decode here: it is not compiled, or does not support the model's geometry or the slots."""
+
+
+class Finish(IntEnum):
+    """Why a row ended at a step."""
+
+    NONE = 0  # it goes on
+    STOP = 1  # a stop token was drawn
+    LENGTH = 2  # `remaining` tokens were drawn
+    CANCELLED = 3
+    ERROR = 4  # the logits were not finite
+
+
+class TokenRecord(NamedTuple):
+    """One step of one row."""
+
+    slot: int
+    token: int  # the one drawn, also a stop token; -1 for CANCELLED and ERROR
+    finish: Finish
+
+
+type Deliver = Callable[[list[TokenRecord]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """A row at the start of a quantum."""
+
+    slot: int  # its row of the page tables
+    token: int  # its newest token, not yet in the cache
+    position: int  # positions the slot holds already
+    remaining: int  # tokens it may still generate, >= 1
+    stop_token_ids: frozenset[int]
+    sampling: SamplingParams
+
+
+class Decoder(Protocol):
+    """Runs decode steps. One thread calls `compile` and `decode`; `stop` and `cancel` may come from any.
+
+    `stop` and `cancel` concern the running quantum alone: `decode` forgets, as it begins, every call that came before.
+    So none is carried into a later quantum, where the slot may be another request's, and one that comes between the
+    decision to decode and `decode` itself has no effect. The caller of `decode` therefore keeps its own note of what
+    it wants and repeats it from `deliver`, during which a quantum certainly runs: then nothing is lost, and nothing is
+    late by more than a step.
+    """
+
+    backend: str  # the name `make_decoder` knows it by
+    max_rows: int  # slots it was made for
+
+    def compile(self, cache: KVCache, tables: PageTables) -> None:
+        """Compiles for this cache and tables of these shapes; neither is changed. Must come before `decode`."""
+
+    def decode(
+        self, cache: KVCache, tables: PageTables, rows: Sequence[DecodeRow], steps: int, deliver: Deliver
+    ) -> KVCache:
+        """Runs a quantum: up to `steps` steps, fewer when every row has ended or `stop` is called. Blocks until then.
+
+        A step appends each live row's newest token to the cache and draws the next one, as `sampling.sample` does for
+        the position it will take. A row that ended is idle for the rest of the quantum.
+
+        Args:
+          cache: donated: the caller uses the one returned instead.
+          tables: page numbers of all slots, [max_rows, entries] int32. A row's must hold pages for its positions up to
+            position + min(steps, remaining).
+          rows: the live rows, each of a slot of its own; every other slot is idle.
+          steps: at least 1.
+          deliver: called in the calling thread, once a step, in order, with a record of every row that was live when
+            the step began.
+
+        Returns:
+          the updated cache.
+
+        Raises:
+          ValueError: the rows are not those of different slots below max_rows.
+          Exception: of the device or of `deliver`; it ends the quantum, and the cache is lost.
+        """
+
+    def stop(self) -> None:
+        """Ends the running quantum after its current step. Thread-safe; never blocks."""
+
+    def cancel(self, slot: int) -> None:
+        """Ends a row of the running quantum with CANCELLED at its next step; the others go on as if it had not.
+
+        Thread-safe; never blocks. A slot without a live row is ignored. A quantum that ends before that step leaves
+        the row as it is.
+        """
+
+
+def finish_of(token: int, remaining: int, stop_token_ids: frozenset[int]) -> Finish:
+    """What a drawn token means for its row.
+
+    Args:
+      token: as `sampling.sample` gives it, -1 where the logits were not finite.
+      remaining: tokens the row may still generate, this one included.
+      stop_token_ids: the row's.
+    """
+    if token < 0:
+        return Finish.ERROR
+    if token in stop_token_ids:
+        return Finish.STOP
+    return Finish.LENGTH if remaining <= 1 else Finish.NONE
