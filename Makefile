@@ -13,8 +13,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 BIN := .venv/bin
 # Done once, and again when what is compiled or declared changes, or one of the variables above.
 INSTALLED := .venv/installed-$(EXTRAS)-$(NORTH_JAX_CUDA)
-INSTALL_INPUTS := pyproject.toml CMakeLists.txt $(wildcard cmake/*) $(wildcard csrc/*.h csrc/*/*) $(wildcard ffi/*.cc ffi/*.h)
-CPP := $(wildcard csrc/*.h csrc/*/*.h csrc/*/*.cc csrc/*/*.cu ffi/*.h ffi/*.cc)
+CPP := $(shell find csrc ffi -name '*.h' -o -name '*.cuh' -o -name '*.cc' -o -name '*.cu')
+INSTALL_INPUTS := pyproject.toml CMakeLists.txt $(wildcard cmake/*) $(CPP)
 
 .PHONY: serve test test-full lint format clean
 

@@ -6,9 +6,11 @@
 namespace north_jax {
 
 XLA_FFI_Error* KvWriteCpu(XLA_FFI_CallFrame* frame);
+XLA_FFI_Error* DecodeCpu(XLA_FFI_CallFrame* frame);
 
 #ifdef NORTH_JAX_CUDA_ARCHITECTURES
 XLA_FFI_Error* KvWriteCuda(XLA_FFI_CallFrame* frame);
+XLA_FFI_Error* DecodeCuda(XLA_FFI_CallFrame* frame);
 #endif
 
 }  // namespace north_jax

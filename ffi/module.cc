@@ -1,6 +1,7 @@
 // The Python module ffi._native: the handlers as capsules, and what was compiled.
 #include <nanobind/nanobind.h>
 
+#include "ffi/bindings.h"
 #include "ffi/handlers.h"
 
 namespace nb = nanobind;
@@ -14,10 +15,12 @@ nb::dict handlers() {
     nb::dict by_platform;
     nb::dict cpu;
     cpu["north_jax.kv_write"] = capsule(north_jax::KvWriteCpu);
+    cpu["north_jax.decode"] = capsule(north_jax::DecodeCpu);
     by_platform["cpu"] = cpu;
 #ifdef NORTH_JAX_CUDA_ARCHITECTURES
     nb::dict cuda;
     cuda["north_jax.kv_write"] = capsule(north_jax::KvWriteCuda);
+    cuda["north_jax.decode"] = capsule(north_jax::DecodeCuda);
     by_platform["CUDA"] = cuda;
 #endif
     return by_platform;
@@ -27,6 +30,9 @@ nb::dict handlers() {
 
 NB_MODULE(_native, module) {
     module.def("handlers", &handlers);
+    north_jax::bind_abi(module);
+    north_jax::bind_decode_engine(module);
+    north_jax::bind_division(module);
 #ifdef NORTH_JAX_CUDA_ARCHITECTURES
     module.attr("cuda_architectures") = NORTH_JAX_CUDA_ARCHITECTURES;
 #else

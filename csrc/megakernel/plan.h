@@ -14,22 +14,21 @@ enum class Type : int32_t { kFloat32 = 0, kBFloat16 = 1 };
 
 // Sizes and constants of the model. Letters as in DESIGN.md, "Parameters".
 struct Geometry {
-    int32_t hidden;         // D
+    int32_t hidden;  // D
     int32_t layers;
-    int32_t heads;          // H
-    int32_t kv_heads;       // K
-    int32_t head_dim;       // d
-    int32_t expert_width;   // I
-    int32_t dense_width;    // F
-    int32_t experts;        // E
-    int32_t top_k;          // k
-    int32_t vocabulary;     // V
+    int32_t heads;         // H
+    int32_t kv_heads;      // K
+    int32_t head_dim;      // d
+    int32_t expert_width;  // I
+    int32_t dense_width;   // F
+    int32_t experts;       // E
+    int32_t top_k;         // k
+    int32_t vocabulary;    // V
     float norm_eps;
-    float rope_theta;
     float logit_scale;
-    bool layer_norm;        // mean-centred norm instead of RMSNorm
-    bool softmax_router;    // softmax over the selected logits instead of the sigmoid
-    bool renormalise;       // divide sigmoid weights by their sum
+    bool layer_norm;      // mean-centred norm instead of RMSNorm
+    bool softmax_router;  // softmax over the selected logits instead of the sigmoid
+    bool renormalise;     // divide sigmoid weights by their sum
 };
 
 // One weight as a matrix: leading axes of the checkpoint's array are folded into the rows. rows = 0: no such weight.
@@ -44,10 +43,13 @@ struct Model {
     Geometry geometry;
     Type type;
     std::vector<WeightMatrix> weights;
+    // [d/2] rotary frequencies in radians a position: JAX's own, since an error of one bit in them grows with the
+    // position.
+    std::vector<float> frequencies;
 };
 
-// Where one buffer lies in the workspace. Plane p begins p · plane_bytes after offset; LOCAL buffers have `planes` planes
-// for each SM, one SM after the other. bytes = 0: the schedule has no such buffer.
+// Where one buffer lies in the workspace. Plane p begins p · plane_bytes after offset; LOCAL buffers have `planes`
+// planes for each SM, one SM after the other. bytes = 0: the schedule has no such buffer.
 struct BufferPlace {
     int64_t offset = 0;
     int64_t plane_bytes = 0;
@@ -57,10 +59,10 @@ struct BufferPlace {
 
 // The task lists of one step for one batch size: north_jax.megakernel.schedule.Schedule as C++ sees it.
 struct TaskLists {
-    int32_t batch = 0;                  // B
-    std::vector<int32_t> tasks;         // [n, kDescriptorFields]
-    std::vector<int32_t> begin;         // [SMs + 1]
-    std::vector<int32_t> counter_needs; // arrivals of one step
+    int32_t batch = 0;                   // B
+    std::vector<int32_t> tasks;          // [n, kDescriptorFields]
+    std::vector<int32_t> begin;          // [SMs + 1]
+    std::vector<int32_t> counter_needs;  // arrivals of one step
     std::vector<std::string> counter_names;
     std::vector<std::string> queue_names;
     BufferPlace buffers[kBufferCount];
@@ -77,12 +79,12 @@ struct Pool {
 
 // The buffers of one call. Rows, pools and workspace are updated in place.
 struct Batch {
-    int32_t* rows;                      // [B, kRowFields]
-    const int32_t* full_table;          // [B, full_entries]: page numbers, -1 for none
-    const int32_t* sliding_table;       // [B, sliding_entries]
+    int32_t* rows;                 // [B, kRowFields]
+    const int32_t* full_table;     // [B, full_entries]: page numbers, -1 for none
+    const int32_t* sliding_table;  // [B, sliding_entries]
     int32_t full_entries;
     int32_t sliding_entries;
-    std::vector<Pool> pools;            // one a layer
+    std::vector<Pool> pools;  // one a layer
     std::byte* workspace;
 };
 

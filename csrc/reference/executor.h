@@ -11,7 +11,7 @@ namespace north_jax::megakernel {
 
 struct ExecutorOptions {
     int32_t threads = 1;          // each stands for an equal share of the SMs
-    uint64_t seed = 0;            // of the order in which SMs and lanes get their turns
+    uint64_t seed = 0;            // of the order in which SMs and lanes get their turns; 0: one after the other
     double timeout_s = 10.0;      // a quantum without any progress for so long ends with a report
     uint32_t counter_origin = 0;  // value of every counter before the first step: they are compared by difference
 };

@@ -1,0 +1,55 @@
+// Thin wrappers of the PTX instructions that order memory between SMs and with the host.
+#pragma once
+
+#include <cstdint>
+
+namespace north_jax::megakernel {
+
+__device__ inline uint32_t load_acquire(const uint32_t* p) {
+    uint32_t value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+    return value;
+}
+
+__device__ inline uint32_t load_relaxed(const uint32_t* p) {
+    uint32_t value;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+    return value;
+}
+
+__device__ inline void store_release(uint32_t* p, uint32_t value) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+}
+
+__device__ inline void add_release(uint32_t* p, uint32_t value) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+}
+
+// The host's side of mapped memory.
+__device__ inline uint32_t load_acquire_system(const uint32_t* p) {
+    uint32_t value;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+    return value;
+}
+
+__device__ inline uint64_t load_acquire_system(const uint64_t* p) {
+    uint64_t value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(p) : "memory");
+    return value;
+}
+
+__device__ inline void store_release_system(uint32_t* p, uint32_t value) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+}
+
+__device__ inline void store_release_system(uint64_t* p, uint64_t value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
+}
+
+__device__ inline uint64_t nanoseconds() {
+    uint64_t value;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(value));
+    return value;
+}
+
+}  // namespace north_jax::megakernel

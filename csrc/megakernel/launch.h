@@ -1,0 +1,79 @@
+// The decode kernel as its caller sees it: everything it reads, by value or in device memory, and one launch.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "csrc/megakernel/channel.h"
+#include "csrc/megakernel/plan.h"
+
+namespace north_jax::megakernel {
+
+inline constexpr int32_t kMaxLayers = 64;    // of a model: pools travel as kernel parameters
+inline constexpr int32_t kMaxExperts = 512;  // of a layer
+inline constexpr int32_t kMaxHeadDim = 256;
+
+// Task lists and model in device memory. The owner keeps all of it until the kernels that were launched with it have
+// ended.
+struct DevicePlan {
+    Geometry geometry;
+    Type type;
+    const WeightMatrix* weights;  // [(layers + 1) · kWeightCount]
+    const float* frequencies;     // [d/2]
+    const int32_t* tasks;         // [n, kDescriptorFields]
+    const int32_t* begin;         // [sms + 1]
+    BufferPlace buffers[kBufferCount];
+    int32_t sms;
+    int32_t batch;
+    int32_t counters;  // how many
+    int32_t queues;
+};
+
+// Words that the SMs synchronise through, in device memory; zeroed on the stream before every launch.
+struct DeviceWords {
+    uint32_t* counters;  // [counters]
+    uint32_t* claims;    // [queues]
+    uint32_t* decision;  // [1]: 2 · steps ended, and 1 more once the quantum has ended
+    uint32_t* abort;     // [1]: not 0 once a wait has timed out anywhere
+    uint32_t* exited;    // [1]: blocks that are done
+};
+
+// What the first wait that timed out was waiting for; kind 0: nothing went wrong. Pinned, mapped host memory.
+struct DeviceFault {
+    enum Kind : uint32_t { kNone = 0, kWait = 1, kSliceWait = 2, kStepEnd = 3, kRingFull = 4, kBadTask = 5 };
+    uint32_t kind;
+    int32_t sm;
+    int32_t task;  // row in `tasks`, -1 for none
+    int32_t counter;
+    uint32_t needed;
+    uint32_t seen;
+    int32_t step;
+};
+
+// The buffers of one call; see Batch.
+struct DeviceBatch {
+    int32_t* rows;
+    const int32_t* full_table;
+    const int32_t* sliding_table;
+    int32_t full_entries;
+    int32_t sliding_entries;
+    std::byte* workspace;
+    Pool pools[kMaxLayers];
+};
+
+struct Quantum {
+    uint32_t number;
+    int32_t steps;
+    uint64_t timeout_ns;  // of one wait
+};
+
+// "" or why this device or model cannot run the kernel.
+const char* unsupported(const Geometry& geometry, int32_t batch);
+
+// Enqueues one quantum: a cooperative launch of plan.sms blocks. `channel` and `fault` are device addresses of mapped
+// memory.
+cudaError_t launch_decode(const DevicePlan& plan, const DeviceWords& words, const DeviceBatch& batch, Channel* channel,
+                          DeviceFault* fault, const Quantum& quantum, cudaStream_t stream);
+
+}  // namespace north_jax::megakernel

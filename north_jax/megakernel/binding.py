@@ -1,0 +1,131 @@
+"""A model and its schedules as the compiled decode engine takes them: addresses, sizes, task lists."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import ffi
+
+from ..config import Config
+from ..decoding import BackendError
+from ..layers import Params
+from .abi import Buffer, Weight
+from .layout import activation_type
+from .schedule import Schedule
+
+if TYPE_CHECKING:
+    from ffi._native import DecodeEngine, Geometry
+
+
+def make_engine(config: Config, params: Params) -> DecodeEngine:
+    """Binds a compiled decode engine to a model's weights, by address; it keeps the arrays alive.
+
+    Args:
+      config: the model's configuration.
+      params: DESIGN.md, "Parameters": arrays of one type on one device.
+
+    Raises:
+      BackendError: the weights are not of one supported type, or not on one device: the message names one. Or nothing
+        compiled decodes this model on that device.
+    """
+    weights = dict(_weights(config, params))
+    arrays = {number: array for number, (_, array) in weights.items()}
+    device = _check(list(weights.values()))
+    platform = {"gpu": "cuda"}.get(device.platform, device.platform)
+    if not ffi.available(platform):
+        raise BackendError(f"the megakernel needs compiled code for {platform}; this installation: {ffi.build_info()}")
+    jax.block_until_ready(list(arrays.values()))
+    numbers = range((config.num_hidden_layers + 1) * len(Weight))
+    try:
+        engine: DecodeEngine = importlib.import_module("ffi._native").DecodeEngine(
+            platform=platform,
+            dtype=params["embed"].dtype.name,
+            geometry=_geometry(config),
+            weights=[_matrix(arrays[number]) if number in arrays else (0, 0, 0) for number in numbers],
+            frequencies=_frequencies(config).tolist(),
+            owner=arrays,
+        )
+    except ValueError as error:
+        raise BackendError(str(error)) from error
+    return engine
+
+
+def add_schedule(engine: DecodeEngine, schedule: Schedule) -> int:
+    """Gives a schedule to an engine of its model; returns the number to queue quanta with."""
+    places = [(0, 0, 0, 0)] * (max(Buffer) + 1)
+    for name, spec in schedule.workspace.buffers.items():
+        places[name] = (schedule.workspace.offsets[name], spec.plane_bytes, spec.planes, spec.shape[0])
+    return engine.add_schedule(
+        batch=schedule.batch,
+        tasks=schedule.tasks,
+        begin=schedule.begin,
+        counter_needs=schedule.counter_needs,
+        counter_names=schedule.counter_names,
+        queue_names=schedule.queue_names,
+        buffers=places,
+        workspace_bytes=schedule.workspace.bytes,
+    )
+
+
+def _weights(config: Config, params: Params) -> Iterator[tuple[int, tuple[str, jax.Array]]]:
+    """(number in the weight table, (name, array)) of every weight that the model has."""
+    for number in range(config.num_hidden_layers):
+        layer, base = params["layers"][number], number * len(Weight)
+        for kind, name in ((Weight.NORM, "norm"), (Weight.QKV, "qkv"), (Weight.OUT, "o")):
+            yield base + kind, (f"layers.{number}.{name}", layer[name])
+        for kind, name in ((Weight.ROUTER, "router"), (Weight.GATE_UP, "gate_up"), (Weight.DOWN, "down")):
+            if name in layer["mlp"]:
+                yield base + kind, (f"layers.{number}.mlp.{name}", layer["mlp"][name])
+    base = config.num_hidden_layers * len(Weight)
+    yield base + Weight.EMBED, ("embed", params["embed"])
+    yield base + Weight.FINAL_NORM, ("final_norm", params["final_norm"])
+
+
+def _check(weights: Sequence[tuple[str, jax.Array]]) -> jax.Device:
+    """The device that all weights are on."""
+    for name, array in weights:
+        if not isinstance(array, jax.Array):
+            raise BackendError(f"{name} is a {type(array).__name__}, the megakernel takes arrays on a device")
+    first_name, first = weights[0]
+    try:
+        activation_type(first.dtype)
+    except ValueError as error:
+        raise BackendError(f"{first_name}: {error}") from error
+    for name, array in weights:
+        if array.dtype != first.dtype:
+            raise BackendError(f"{name} is {array.dtype}, {first_name} is {first.dtype}; the megakernel takes one type")
+        if len(array.devices() | first.devices()) > 1:
+            raise BackendError(f"the megakernel runs on one device, {name} has the sharding {array.sharding}")
+    return next(iter(first.devices()))
+
+
+def _matrix(array: jax.Array) -> tuple[int, int, int]:
+    return array.unsafe_buffer_pointer(), math.prod(array.shape[:-1]), array.shape[-1]
+
+
+def _geometry(config: Config) -> Geometry:
+    geometry: Geometry = importlib.import_module("ffi._native").Geometry()
+    geometry.hidden, geometry.layers = config.hidden_size, config.num_hidden_layers
+    geometry.heads, geometry.kv_heads = config.num_attention_heads, config.num_key_value_heads
+    geometry.head_dim = config.head_dim
+    geometry.expert_width, geometry.dense_width = config.intermediate_size, config.dense_intermediate_size
+    geometry.experts, geometry.top_k = config.num_experts, config.num_experts_per_tok
+    geometry.vocabulary = config.vocab_size
+    geometry.norm_eps, geometry.logit_scale = config.norm_eps, config.logit_scale
+    geometry.layer_norm = config.norm_type == "layer"
+    geometry.softmax_router = config.expert_selection_fn == "softmax"
+    geometry.renormalise = config.norm_topk_prob
+    return geometry
+
+
+def _frequencies(config: Config) -> np.ndarray:
+    """[d/2] float32, as `layers.rotate` computes them: under jit, which may differ in the last bit from outside it."""
+    d = config.head_dim
+    return np.asarray(jax.jit(lambda: 1.0 / config.rope_theta ** (jnp.arange(0, d, 2, dtype=jnp.float32) / d))())

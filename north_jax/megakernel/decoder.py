@@ -1,0 +1,234 @@
+"""The decoder whose quanta are single calls: compiled code runs the steps while this thread delivers their tokens.
+
+A quantum is queued at the engine, and one FFI call runs it. The call is made in a thread of its own, because XLA's CPU
+backend keeps the caller until the call has run: it runs what looks cheap at once, and a custom call counts no work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..config import Config
+from ..decoding import BackendError, DecodeRow, Deliver
+from ..kv_cache import KVCache, PageTables
+from ..layers import Array, Params
+from .abi import MAX_ROWS, ROW_FIELDS, Buffer
+from .batch import Entry, Steps, pack_rows, tables_of
+from .binding import add_schedule, make_engine
+from .build import BATCHES, build
+from .call import decode_call, float32_view
+from .orders import Order
+from .schedule import Schedule
+
+_CPU_SMS = 8  # lists of a schedule
+_GPU_SMS = 128
+_WAIT_SECONDS = 0.05  # for tokens, before another look at the call
+
+
+class DecodeError(RuntimeError):
+    """A quantum failed; the message is what the executor or the kernel reported. The cache is lost."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Shape:
+    """What runs a batch of one size."""
+
+    schedule: Schedule
+    number: int  # of the schedule at the engine
+    call: jax.stages.Compiled
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Running:
+    """The quantum that runs."""
+
+    number: int
+    row_of_slot: dict[int, int]
+
+
+class MegakernelDecoder:
+    """See `decoding.Decoder`. The rows of a quantum form a batch of the smallest size that holds them."""
+
+    backend = "megakernel"
+
+    def __init__(
+        self,
+        config: Config,
+        params: Params,
+        *,
+        slots: int,
+        max_context: int,
+        sms: int | None = None,
+        order: Order | None = None,
+        threads: int | None = None,
+        timeout_s: float = 10.0,
+    ) -> None:
+        """Binds the model's weights, and keeps them alive.
+
+        Args:
+          config: the model's configuration.
+          params: DESIGN.md, "Parameters": arrays of one type on one device, never donated.
+          slots: rows of the page tables.
+          max_context: most positions a row may hold.
+          sms: lists of a schedule; by default what suits the device.
+          order: wave order of the schedules; by default that of `build`.
+          threads: of the CPU executor; by default as many as the machine has cores.
+          timeout_s: a quantum that waits for so long without success fails.
+
+        Raises:
+          BackendError: nothing compiled decodes on this device, or it does not take this model or so many slots.
+        """
+        if slots > MAX_ROWS:
+            raise BackendError(f"the megakernel decodes at most {MAX_ROWS} slots together, not {slots}")
+        self.max_rows = slots
+        self._vocabulary = config.vocab_size
+        self._max_context = max_context
+        self._engine = make_engine(config, params)
+        self._device = next(iter(params["embed"].devices()))
+        self._threads = threads or os.cpu_count() or 1
+        self._timeout_s = timeout_s
+        sms = sms or (_CPU_SMS if self._device.platform == "cpu" else _GPU_SMS)
+        self._build = partial(build, config, sms=sms, dtype=params["embed"].dtype, order=order)
+        try:
+            self._build(batch=1)
+        except ValueError as error:
+            raise BackendError(str(error)) from error
+        self._shapes: dict[int, _Shape] = {}  # by batch size
+        self._workspace_bytes = 0
+        self._workspace: Array | None = None
+        self._last: tuple[_Shape, int] | None = None  # what ran the last quantum, and its rows
+        self._caller = ThreadPoolExecutor(1, thread_name_prefix="decode-call")
+        self._lock = threading.Lock()  # guards what follows
+        self._running: _Running | None = None
+
+    def compile(self, cache: KVCache, tables: PageTables) -> None:
+        largest = next(batch for batch in BATCHES if batch >= self.max_rows)
+        schedules = [self._build(batch=batch) for batch in BATCHES if batch <= largest]
+        self._workspace_bytes = max(schedule.workspace.bytes for schedule in schedules)
+        for schedule in schedules:
+            batch = schedule.batch
+            lowered = decode_call.lower(
+                jax.ShapeDtypeStruct((batch, ROW_FIELDS), jnp.int32),
+                jax.ShapeDtypeStruct((self._workspace_bytes,), jnp.uint8),
+                *(jax.ShapeDtypeStruct((batch, table.shape[1]), jnp.int32) for table in tables),
+                cache,
+                engine=self._engine.id,
+            )
+            self._shapes[batch] = _Shape(schedule, add_schedule(self._engine, schedule), lowered.compile())
+        self._workspace = self._take_workspace()
+
+    def decode(
+        self, cache: KVCache, tables: PageTables, rows: Sequence[DecodeRow], steps: int, deliver: Deliver
+    ) -> KVCache:
+        self._check(rows, steps)
+        if not rows:
+            return cache
+        assert self._shapes, "compile comes before decode"
+        shape = self._shapes[next(batch for batch in BATCHES if batch >= len(rows))]
+        batch = shape.schedule.batch
+        operands = (pack_rows(rows, batch), self._take_workspace(), *tables_of(rows, tables, batch), cache)
+        self._last = None
+        with self._lock:
+            number = self._engine.queue(shape.number, steps, threads=self._threads, timeout_s=self._timeout_s)
+            self._running = _Running(number, {row.slot: i for i, row in enumerate(rows)})
+        step = Steps(number, [row.slot for row in rows])
+        call = self._caller.submit(_run, shape.call, operands)
+        try:
+            for entries in self._entries(number, call):
+                for records in step.add(entries):
+                    deliver(records)
+        except BaseException:  # the receiver's: the call must have ended before anything else happens to its operands
+            self._engine.stop()
+            for _ in self._entries(number, call):
+                pass
+            wait([call])
+            raise
+        finally:
+            self._engine.drop_queued()  # of a call that failed on its way
+            with self._lock:
+                self._running = None
+        _, self._workspace, cache = self._result(number, call)
+        self._last = (shape, len(rows))
+        return cache
+
+    def stop(self) -> None:
+        with self._lock:
+            if self._running is not None:
+                self._engine.stop()
+
+    def cancel(self, slot: int) -> None:
+        with self._lock:
+            if self._running is not None and slot in self._running.row_of_slot:
+                self._engine.cancel(self._running.row_of_slot[slot], self._running.number)
+
+    def logits(self) -> np.ndarray:
+        """What the last step of the last quantum computed: float32 [rows, V], in the order of its rows.
+
+        A row that ended before that step has those of an earlier one, or anything.
+
+        Raises:
+          RuntimeError: no quantum has run, or the last one failed.
+        """
+        if self._last is None or self._workspace is None:
+            raise RuntimeError("no quantum left logits")
+        shape, rows = self._last
+        offset = shape.schedule.workspace.offsets[Buffer.LOGITS]
+        return np.asarray(float32_view(self._workspace, offset, (shape.schedule.batch, self._vocabulary)))[:rows]
+
+    def _check(self, rows: Sequence[DecodeRow], steps: int) -> None:
+        slots = [row.slot for row in rows]
+        if len({*slots}) < len(slots) or not {*slots} <= {*range(self.max_rows)}:
+            raise ValueError(f"rows of slots {slots}: expected different ones below {self.max_rows}")
+        if steps < 1:
+            raise ValueError(f"a quantum of {steps} steps")
+        for row in rows:
+            end = row.position + min(steps, row.remaining)
+            if row.position < 0 or row.remaining < 1 or end > self._max_context:
+                raise ValueError(
+                    f"slot {row.slot} would go from {row.position} to {end} positions, max_context is "
+                    f"{self._max_context}"
+                )
+
+    def _take_workspace(self) -> Array:
+        """The workspace, for a call that donates it; a new one after a call that failed."""
+        workspace, self._workspace = self._workspace, None
+        if workspace is None:
+            workspace = jnp.zeros(self._workspace_bytes, jnp.uint8, device=self._device)
+        return workspace
+
+    def _entries(self, number: int, call: Future[_State]) -> Iterator[list[Entry]]:
+        """The entries of a running quantum, as they come, until it has ended."""
+        over = False
+        while not over:
+            over = call.done() or self._engine.finished() >= number  # then no entry comes after these
+            yield self._engine.take_entries(number, _WAIT_SECONDS)
+
+    def _result(self, number: int, call: Future[_State]) -> _State:
+        try:
+            state = call.result()
+        except Exception as error:  # of several types: JAX's quick path turns those of a handler into ValueError
+            if report := self._engine.error(number):
+                raise DecodeError(report) from error
+            raise
+        if report := self._engine.error(number):
+            raise DecodeError(report)
+        return state
+
+
+type _State = tuple[Array, Array, KVCache]  # rows, workspace, cache
+
+
+def _run(call: jax.stages.Compiled, operands: tuple[object, ...]) -> _State:
+    """The call, and the wait for its end: all results of a call are ready together."""
+    state: _State = call(*operands)
+    state[1].block_until_ready()
+    return state
