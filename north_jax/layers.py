@@ -36,6 +36,11 @@ def norm(config: Config, x: Array, weight: Array) -> Array:
     return (y * weight.astype(jnp.float32)).astype(x.dtype)
 
 
+def rope_frequencies(config: Config) -> Array:
+    """Rotary frequencies in radians a position: float32 [d/2], rope_theta^(-2i/d)."""
+    return 1.0 / config.rope_theta ** (jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim)
+
+
 def rotate(config: Config, x: Array, positions: Array) -> Array:
     """Rotary position encoding on interleaved pairs (2i, 2i + 1) of every head.
 
@@ -45,8 +50,7 @@ def rotate(config: Config, x: Array, positions: Array) -> Array:
       positions: [..., T] int32, absolute positions.
     """
     d = config.head_dim
-    frequency = 1.0 / config.rope_theta ** (jnp.arange(0, d, 2, dtype=jnp.float32) / d)  # [d/2]
-    angle = positions[..., None, None].astype(jnp.float32) * frequency  # [..., T, 1, d/2]
+    angle = positions[..., None, None].astype(jnp.float32) * rope_frequencies(config)  # [..., T, 1, d/2]
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     pairs = x.astype(jnp.float32).reshape(*x.shape[:-1], d // 2, 2)
     even, odd = pairs[..., 0], pairs[..., 1]

@@ -26,9 +26,7 @@ struct Splits {
     int32_t end;    // one past the last, the query's own
 
     // First position of a split, and one past its last.
-    HOST_DEVICE int32_t first(int32_t split) const {
-        return larger(begin, (first_page + split * pages) * kPageTokens);
-    }
+    HOST_DEVICE int32_t first(int32_t split) const { return larger(begin, (first_page + split * pages) * kPageTokens); }
     HOST_DEVICE int32_t last(int32_t split) const { return smaller(end, first(split + 1)); }
 };
 
@@ -51,9 +49,7 @@ struct AttentionItem {
     int32_t split;
 };
 
-HOST_DEVICE inline bool is_live(const int32_t* rows, int32_t row) {
-    return rows[row * kRowFields + ROW_REMAINING] > 0;
-}
+HOST_DEVICE inline bool is_live(const int32_t* rows, int32_t row) { return rows[row * kRowFields + ROW_REMAINING] > 0; }
 
 // Items of one row; none where it is idle. `rows` holds the parameters of all rows, as in all of the following.
 HOST_DEVICE inline int32_t attention_items_of_row(const int32_t* rows, int32_t row, int32_t kv_heads, int32_t window) {
@@ -98,8 +94,7 @@ struct Dealt {
 };
 
 // The items that go to one dealer in the rounds [round_begin, round_end).
-HOST_DEVICE inline Dealt dealt(int32_t items, int32_t dealer, int32_t dealers, int32_t round_begin,
-                               int32_t round_end) {
+HOST_DEVICE inline Dealt dealt(int32_t items, int32_t dealer, int32_t dealers, int32_t round_begin, int32_t round_end) {
     const int64_t first = dealer + int64_t{round_begin} * dealers;
     const int64_t end = dealer + int64_t{round_end} * dealers;
     return {static_cast<int32_t>(first < items ? first : items), static_cast<int32_t>(end < items ? end : items),

@@ -13,10 +13,10 @@ namespace north_jax::megakernel {
 
 HOST_DEVICE inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-// Chooses the k largest of `logits`, the largest first and among equal ones the lowest, and their weights. NaN is larger
-// than any number, as for jax.lax.top_k. Always k different experts.
-HOST_DEVICE inline void choose_experts(const float* logits, int32_t experts, int32_t k, bool softmax,
-                                       bool renormalise, int32_t* chosen, float* weights) {
+// Chooses the k largest of `logits`, the largest first and among equal ones the lowest, and their weights. NaN is
+// larger than any number, as for jax.lax.top_k. Always k different experts.
+HOST_DEVICE inline void choose_experts(const float* logits, int32_t experts, int32_t k, bool softmax, bool renormalise,
+                                       int32_t* chosen, float* weights) {
     for (int32_t j = 0; j < k; ++j) {
         int32_t best = -1;
         for (int32_t e = 0; e < experts; ++e) {

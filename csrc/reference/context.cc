@@ -102,8 +102,8 @@ bool Context::publish(int32_t step, int32_t row, int32_t token, Finish finish) {
     return true;
 }
 
-bool Context::stopped() const {
-    return std::atomic_ref(channel_.stop).load(std::memory_order_acquire) >= quantum_;
+bool Context::stopped() const {  // By difference: quanta are numbered without end.
+    return static_cast<int32_t>(std::atomic_ref(channel_.stop).load(std::memory_order_acquire) - quantum_) >= 0;
 }
 
 bool Context::cancelled(int32_t row) const {

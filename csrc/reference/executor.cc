@@ -33,7 +33,7 @@ class Random {
 // The threads of a quantum.
 class Quantum {
    public:
-    Quantum(Context& context) : context_(context) {
+    explicit Quantum(Context& context) : context_(context) {
         for (int32_t sm = 0; sm < context.lists.sms(); ++sm) sms_.emplace_back(context, sm);
         const int32_t threads = std::max(1, std::min(context.options.threads, context.lists.sms()));
         workers_ = std::vector<Worker>(threads);
@@ -49,8 +49,8 @@ class Quantum {
     }
 
    private:
-    // One in `kSlow` roles is slow for a step: it gets one in `kSlow` of its turns. So that whole waves run while one tile
-    // of an earlier one is still to come.
+    // One in `kSlow` roles is slow for a step: it gets one in `kSlow` of its turns. So that whole waves run while one
+    // tile of an earlier one is still to come.
     static constexpr uint32_t kSlow = 16;
 
     struct Turn {

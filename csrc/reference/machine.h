@@ -14,8 +14,8 @@
 
 namespace north_jax::megakernel {
 
-// PRODUCER decides the items of routed MATRIX tasks. LOADER stages what MATRIX tasks read, and runs the tasks of its own
-// lane. STORER computes, stores and arrives for MATRIX tasks. SIDE runs the tasks of its lane.
+// PRODUCER decides the items of routed MATRIX tasks. LOADER stages what MATRIX tasks read, and runs the tasks of its
+// own lane. STORER computes, stores and arrives for MATRIX tasks. SIDE runs the tasks of its lane.
 enum class Role : int32_t { kProducer = 0, kLoader, kStorer, kSide };
 inline constexpr int32_t kRoles = 4;
 
@@ -38,8 +38,8 @@ class Sm {
     const std::optional<BlockedWait>& blocked(Role role) const { return blocked_[static_cast<int32_t>(role)]; }
 
    private:
-    static constexpr int32_t kAhead = 4;   // tasks between the first load and the last store
-    static constexpr size_t kStages = 4;   // items of a task claimed but not loaded, and loaded but not consumed
+    static constexpr int32_t kAhead = 4;  // tasks between the first load and the last store
+    static constexpr size_t kStages = 4;  // items of a task claimed but not loaded, and loaded but not consumed
 
     struct Stage {
         int32_t item;
@@ -78,16 +78,16 @@ class Sm {
     Context& context_;
     const int32_t sm_;
     int32_t step_ = 0;
-    std::vector<int32_t> matrix_;        // numbers of the tasks
-    std::vector<size_t> routed_;         // places in matrix_
-    std::vector<int32_t> load_;          // MATRIX and LOADER tasks
+    std::vector<int32_t> matrix_;  // numbers of the tasks
+    std::vector<size_t> routed_;   // places in matrix_
+    std::vector<int32_t> load_;    // MATRIX and LOADER tasks
     std::vector<int32_t> side_;
-    size_t produced_ = 0;                // progress in routed_, load_, matrix_ and side_
+    size_t produced_ = 0;  // progress in routed_, load_, matrix_ and side_
     size_t loaded_ = 0;
-    size_t loaded_matrix_ = 0;           // MATRIX tasks among loaded_
+    size_t loaded_matrix_ = 0;  // MATRIX tasks among loaded_
     size_t stored_ = 0;
     size_t sided_ = 0;
-    int32_t side_row_ = 0;               // rows of the SAMPLE_DRAW at hand that are drawn
+    int32_t side_row_ = 0;  // rows of the SAMPLE_DRAW at hand that are drawn
     std::array<InFlight, kAhead> in_flight_;
     std::array<std::optional<BlockedWait>, kRoles> blocked_;
 };

@@ -16,9 +16,9 @@ constexpr int32_t kMostSize = 1 << 20;  // so that no number of items or of outp
 std::string check_model(const Model& model) {
     const Geometry& g = model.geometry;
     const std::pair<const char*, int32_t> sizes[] = {
-        {"hidden", g.hidden},     {"layers", g.layers},   {"heads", g.heads},
-        {"kv_heads", g.kv_heads}, {"head_dim", g.head_dim}, {"expert_width", g.expert_width},
-        {"dense_width", g.dense_width}, {"experts", g.experts}, {"top_k", g.top_k},
+        {"hidden", g.hidden},           {"layers", g.layers},     {"heads", g.heads},
+        {"kv_heads", g.kv_heads},       {"head_dim", g.head_dim}, {"expert_width", g.expert_width},
+        {"dense_width", g.dense_width}, {"experts", g.experts},   {"top_k", g.top_k},
         {"vocabulary", g.vocabulary},
     };
     for (const auto& [name, size] : sizes) {

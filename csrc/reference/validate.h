@@ -11,7 +11,8 @@ namespace north_jax::megakernel {
 // "", or what is wrong. What lies in buffers, page tables and the workspace is checked where it is read.
 std::string validate(const Model& model, const TaskLists& lists, const Batch& batch, int32_t steps);
 
-// Counters that a task arrives at; those of dynamic tasks depend on lengths or routing. The descriptor may hold anything.
+// Counters that a task arrives at; those of dynamic tasks depend on lengths or routing. The descriptor may hold
+// anything.
 struct CounterRange {
     int64_t first;
     int64_t count;

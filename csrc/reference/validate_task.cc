@@ -1,109 +1,14 @@
 #include "csrc/reference/validate_task.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "csrc/megakernel/division.h"
+#include "csrc/reference/operands.h"
 #include "csrc/reference/text.h"
 #include "csrc/reference/validate.h"
 
 namespace north_jax::megakernel {
 namespace {
-
-constexpr uint32_t bit(int32_t number) { return 1u << number; }
-
-constexpr uint32_t kNone = bit(BUFFER_NONE);
-constexpr uint32_t kResidual = bit(BUFFER_RESIDUAL) | bit(BUFFER_LOCAL_RESIDUAL);
-constexpr uint32_t kHidden = bit(BUFFER_HIDDEN) | bit(BUFFER_LOCAL_HIDDEN);
-
-// Buffers that a task may name: INPUT, INPUT_2, INPUT_3, OUTPUT, OUTPUT_2.
-struct Operands {
-    uint32_t input, input_2, input_3, output, output_2;
-};
-
-Operands operands_of(int32_t opcode) {
-    switch (opcode) {
-        case EMBED:
-            return {kNone, kNone, kNone, kResidual, kNone};
-        case ADD_RMSNORM:
-            return {kResidual, kNone | bit(BUFFER_ATTENTION_OUT), kNone | bit(BUFFER_MLP_OUT), kHidden,
-                    kNone | kResidual};
-        case QKV_PROJ:
-            return {kHidden, kNone, kNone, bit(BUFFER_QKV), kNone};
-        case ROUTER_GEMM:
-            return {kHidden, kNone, kNone, bit(BUFFER_ROUTER_LOGITS), kNone};
-        case ATTN_DECODE:
-        case ATTN_DRAIN:
-            return {bit(BUFFER_QKV), kNone, kNone, bit(BUFFER_PARTIAL), bit(BUFFER_PARTIAL_STATS)};
-        case ATTN_COMBINE:
-            return {bit(BUFFER_PARTIAL), bit(BUFFER_PARTIAL_STATS), kNone, bit(BUFFER_ATTENTION), kNone};
-        case O_PROJ:
-            return {bit(BUFFER_ATTENTION), kNone, kNone, bit(BUFFER_ATTENTION_OUT), kNone};
-        case FFN_UPGATE_ACT:
-            return {kHidden, kNone, kNone, bit(BUFFER_DENSE_HIDDEN), kNone};
-        case FFN_DOWN:
-            return {bit(BUFFER_DENSE_HIDDEN), kNone, kNone, bit(BUFFER_MLP_OUT), kNone};
-        case ROUTER_TOPK:
-            return {bit(BUFFER_ROUTER_LOGITS), kNone, kNone, bit(BUFFER_TOPK), kNone};
-        case ROUTE_FINALIZE:
-            return {bit(BUFFER_TOPK), kNone, kNone, bit(BUFFER_ROUTES), kNone};
-        case MOE_GATHER:
-            return {bit(BUFFER_HIDDEN), bit(BUFFER_ROUTES), kNone, bit(BUFFER_GATHERED), kNone};
-        case MOE_UPGATE_ACT:
-            return {kHidden, bit(BUFFER_ROUTER_LOGITS), kNone, bit(BUFFER_EXPERT_HIDDEN), kNone};
-        case MOE_DOWN:
-            return {bit(BUFFER_EXPERT_HIDDEN), bit(BUFFER_ROUTER_LOGITS), kNone, bit(BUFFER_MLP_OUT), kNone};
-        case MOE_UPGATE_ACT_DRAIN:
-            return {bit(BUFFER_GATHERED), bit(BUFFER_ROUTES), kNone, bit(BUFFER_EXPERT_HIDDEN), kNone};
-        case MOE_DOWN_DRAIN:
-            return {bit(BUFFER_EXPERT_HIDDEN), bit(BUFFER_ROUTES), kNone, bit(BUFFER_EXPERT_OUT), kNone};
-        case MOE_COMBINE:
-            return {bit(BUFFER_EXPERT_OUT), bit(BUFFER_TOPK), bit(BUFFER_ROUTES), bit(BUFFER_MLP_OUT), kNone};
-        case LM_HEAD:
-            return {kHidden, kNone, kNone, bit(BUFFER_LOGITS), bit(BUFFER_RANGE_BEST)};
-        case SAMPLE_CUTOFF:
-            return {bit(BUFFER_LOGITS), bit(BUFFER_RANGE_BEST), kNone, bit(BUFFER_CUTOFF), kNone};
-        case SAMPLE_MASS:
-            return {bit(BUFFER_LOGITS), bit(BUFFER_CUTOFF), kNone, bit(BUFFER_MASS), kNone};
-        case SAMPLE_DRAW:
-            return {bit(BUFFER_LOGITS), bit(BUFFER_CUTOFF), bit(BUFFER_MASS), kNone, kNone};
-        default:
-            return {kNone, kNone, kNone, kNone, kNone};
-    }
-}
-
-// Rows and columns of the weight that an opcode takes; 0 rows: none.
-struct Shape {
-    int64_t rows, columns;
-};
-
-Shape weight_of(const Geometry& g, int32_t opcode) {
-    switch (opcode) {
-        case EMBED:
-        case LM_HEAD:
-            return {g.vocabulary, g.hidden};
-        case ADD_RMSNORM:
-            return {1, g.hidden};
-        case QKV_PROJ:
-            return {int64_t{g.heads + 2 * g.kv_heads} * g.head_dim, g.hidden};
-        case ROUTER_GEMM:
-            return {g.experts, g.hidden};
-        case O_PROJ:
-            return {g.hidden, int64_t{g.heads} * g.head_dim};
-        case FFN_UPGATE_ACT:
-            return {2 * int64_t{g.dense_width}, g.hidden};
-        case FFN_DOWN:
-            return {g.hidden, g.dense_width};
-        case MOE_UPGATE_ACT:
-        case MOE_UPGATE_ACT_DRAIN:
-            return {int64_t{g.experts} * 2 * g.expert_width, g.hidden};
-        case MOE_DOWN:
-        case MOE_DOWN_DRAIN:
-            return {int64_t{g.experts} * g.hidden, g.expert_width};
-        default:
-            return {0, 0};
-    }
-}
 
 struct Refusal {
     std::string what;
@@ -121,7 +26,7 @@ class TaskCheck {
           opcode_(fields_[FIELD_OPCODE]) {}
 
     // Throws what is wrong as a Refusal.
-    void run() {
+    void run() const {
         if (opcode_ <= 0 || opcode_ >= kOpcodeCount) refuse(FIELD_OPCODE, "an operation");
         for (int32_t field = 1; field < FIELD_TASK; ++field) {
             if (!reads(Field(field))) expect(Field(field), 0, 0, "it is not read");
@@ -198,14 +103,14 @@ class TaskCheck {
     }
 
     // [begin, begin + count) lies within `total` things.
-    void span(Field begin, int64_t count, int64_t total, const char* what) {
+    void span(Field begin, int64_t count, int64_t total, const char* what) const {
         if (at(begin) < 0 || count < 0 || at(begin) + count > total) {
             refuse(begin, text(count, " from it on within ", total, " ", what));
         }
     }
 
     // What every operation checks that reads the field.
-    void common() {
+    void common() const {
         if (reads(FIELD_LAYER)) expect(FIELD_LAYER, 0, g_.layers, "a layer, or the head after the last");
         if (reads(FIELD_BATCH_COUNT)) {
             expect(FIELD_BATCH_COUNT, 1, lists_.batch, "rows of the batch");
@@ -235,21 +140,23 @@ class TaskCheck {
         if (by_tables) expect(FIELD_BATCH_COUNT, lists_.batch, lists_.batch, "routes are those of all rows");
     }
 
-    void weight() {
+    void weight() const {
         const Shape shape = weight_of(g_, opcode_);
         if (shape.rows == 0) return;
         expect(FIELD_WEIGHT, 0, int64_t(model_.weights.size()) - 1, "a weight");
         const WeightMatrix& found = model_.weights[at(FIELD_WEIGHT)];
         if (found.rows == shape.rows && found.columns == shape.columns) return;
-        refuse(FIELD_WEIGHT, text("a weight [", shape.rows, ", ", shape.columns, "], found [", found.rows, ", ",
-                                  found.columns, "]"));
+        refuse(FIELD_WEIGHT,
+               text("a weight [", shape.rows, ", ", shape.columns, "], found [", found.rows, ", ", found.columns, "]"));
     }
 
-    void buffer(Field field, uint32_t allowed) {
+    void buffer(Field field, uint32_t allowed) const {
         const int64_t name = at(field);
         const bool known = name >= 0 && name < kBufferCount;
-        if (known && (allowed >> name & 1) && (name == BUFFER_NONE || lists_.buffers[name].plane_bytes > 0)) return;
-        if (known && (allowed >> name & 1)) refuse(field, text("a buffer of the layout, which lacks ", kBufferNames[name]));
+        if (known && (allowed >> name & 1)) {
+            if (name == BUFFER_NONE || lists_.buffers[name].plane_bytes > 0) return;
+            refuse(field, text("a buffer of the layout, which lacks ", kBufferNames[name]));
+        }
         std::string names;
         for (int32_t other = 0; other < kBufferCount; ++other) {
             if (allowed >> other & 1) names += text(names.empty() ? "" : " or ", kBufferNames[other]);
@@ -258,7 +165,7 @@ class TaskCheck {
     }
 
     // Counters [first, first + count) exist, and `need` is all their arrivals.
-    void counters(Field first, int64_t count, Field need) {
+    void counters(Field first, int64_t count, Field need) const {
         span(first, count, static_cast<int64_t>(lists_.counter_needs.size()), "counters");
         for (int64_t i = 0; i < count; ++i) {
             const int32_t total = lists_.counter_needs[at(first) + i];
@@ -267,7 +174,7 @@ class TaskCheck {
         }
     }
 
-    void waits() {
+    void waits() const {
         if (reads(FIELD_WAIT)) {
             if (at(FIELD_WAIT_COUNT) == 0) {
                 expect(FIELD_WAIT, 0, 0, "there is no wait");
@@ -295,7 +202,7 @@ class TaskCheck {
         }
     }
 
-    void arrivals() {
+    void arrivals() const {
         if (!reads(FIELD_ARRIVE)) return;
         if (at(FIELD_ARRIVE_COUNT) == 0) return expect(FIELD_ARRIVE, 0, 0, "there is no arrival");
         const CounterRange range = arrivals_of(g_, fields_);
@@ -304,20 +211,20 @@ class TaskCheck {
             refuse(FIELD_ARRIVE, text("one of ", total, " counters, ", range.count, " of them from ", range.first));
         }
         for (int64_t i = range.first; i < range.first + range.count; ++i) {
-            const int32_t total = lists_.counter_needs[i];
-            if (at(FIELD_ARRIVE_COUNT) >= 1 && at(FIELD_ARRIVE_COUNT) <= total) continue;
-            refuse(FIELD_ARRIVE_COUNT, text("1 to ", total, ": all arrivals at ", lists_.counter_names[i]));
+            const int32_t need = lists_.counter_needs[i];
+            if (at(FIELD_ARRIVE_COUNT) >= 1 && at(FIELD_ARRIVE_COUNT) <= need) continue;
+            refuse(FIELD_ARRIVE_COUNT, text("1 to ", need, ": all arrivals at ", lists_.counter_names[i]));
         }
     }
 
-    void rows(int64_t total, int64_t least = 1) {
+    void rows(int64_t total, int64_t least = 1) const {
         expect(FIELD_ROW_COUNT, least, total, "rows");
         span(FIELD_ROW_BEGIN, at(FIELD_ROW_COUNT), total, "rows");
     }
 
-    void tile(int64_t total) { expect(FIELD_ROW_COUNT, 1, total, "rows of a tile"); }
+    void tile(int64_t total) const { expect(FIELD_ROW_COUNT, 1, total, "rows of a tile"); }
 
-    void norm() {
+    void norm() const {
         if (at(FIELD_INPUT_2) == BUFFER_NONE) {
             for (const Field field : {FIELD_INPUT_3, FIELD_SPLIT, FIELD_OUTPUT_2}) {
                 expect(field, 0, 0, "INPUT_2 is NONE");
@@ -331,7 +238,7 @@ class TaskCheck {
         expect(FIELD_SPLIT, 1, lists_.buffers[BUFFER_ATTENTION_OUT].leading, "parts of ATTENTION_OUT");
     }
 
-    void qkv() {
+    void qkv() const {
         const int64_t d = g_.head_dim;
         rows(int64_t{g_.heads + 2 * g_.kv_heads} * d);
         expect(FIELD_ROPE, 0, 1, "whether to rotate");
@@ -342,7 +249,7 @@ class TaskCheck {
         if (at(FIELD_ROW_COUNT) % 2) refuse(FIELD_ROW_COUNT, "an even number: pairs are rotated");
     }
 
-    void slices() {
+    void slices() const {
         const int64_t columns = weight_of(g_, opcode_).columns;
         expect(FIELD_K_COUNT, 1, columns, "columns");
         span(FIELD_K_BEGIN, at(FIELD_K_COUNT), columns, "columns");
@@ -355,12 +262,12 @@ class TaskCheck {
     }
 
     // DEALERS are the ranges of the vocabulary in RANGE_BEST.
-    void ranges(Field field) {
+    void ranges(Field field) const {
         const int64_t found = lists_.buffers[at(field)].plane_bytes / (lists_.batch * 2 * int64_t{sizeof(int32_t)});
         expect(FIELD_DEALERS, found, found, "the ranges of RANGE_BEST");
     }
 
-    void blocks() {
+    void blocks() const {
         rows(g_.vocabulary);
         const int64_t end = at(FIELD_ROW_BEGIN) + at(FIELD_ROW_COUNT);
         if (at(FIELD_ROW_BEGIN) % kSampleBlock) refuse(FIELD_ROW_BEGIN, text("a multiple of ", kSampleBlock));

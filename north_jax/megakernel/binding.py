@@ -8,14 +8,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import ffi
 
 from ..config import Config
 from ..decoding import BackendError
-from ..layers import Params
+from ..layers import Params, rope_frequencies
 from .abi import Buffer, Weight
 from .layout import activation_type
 from .schedule import Schedule
@@ -126,6 +125,5 @@ def _geometry(config: Config) -> Geometry:
 
 
 def _frequencies(config: Config) -> np.ndarray:
-    """[d/2] float32, as `layers.rotate` computes them: under jit, which may differ in the last bit from outside it."""
-    d = config.head_dim
-    return np.asarray(jax.jit(lambda: 1.0 / config.rope_theta ** (jnp.arange(0, d, 2, dtype=jnp.float32) / d))())
+    """[d/2] float32, computed under jit as the models' are: that may differ in the last bit from outside it."""
+    return np.asarray(jax.jit(lambda: rope_frequencies(config))())

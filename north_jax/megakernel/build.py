@@ -26,7 +26,7 @@ def build(
     sms: int,
     dtype: jnp.dtype | str = "bfloat16",
     order: Order | None = None,
-    planes: int = 1,
+    planes: int = 2,
     splits: int = 1,
 ) -> Schedule:
     """Builds the lists of one step.
@@ -37,7 +37,7 @@ def build(
       sms: lists to deal to. On an H200 128 of its 132 divide every wave evenly.
       dtype: of the weights.
       order: `streamed(2)` by default.
-      planes: copies of each buffer between layers.
+      planes: copies of each buffer between layers; one is enough only for orders that route by tables.
       splits: slices of the input that the attention output projection is split into; the next norm adds their sums.
 
     Raises:
@@ -45,7 +45,9 @@ def build(
     """
     _check(config, batch=batch, sms=sms, planes=planes, splits=splits)
     order = order or streamed(2)
-    draft = Draft(config, order, Tiling.of(config, batch, sms, splits), batch, sms)
+    tiling = Tiling.of(config, batch, sms, splits)
+    _check_reuse(config, order, tiling, sms, planes)
+    draft = Draft(config, order, tiling, batch, sms)
     lists = _deal(_groups(draft), sms, restart=not order.round_robin)
     return Schedule(
         config=config,
@@ -114,3 +116,22 @@ def _check(config: Config, *, batch: int, sms: int, planes: int, splits: int) ->
             raise ValueError(f"{name} must be at least 1{f' and at most {most}' if most else ''}, got {value}")
     if config.num_experts_per_tok > MAX_TOP_K:
         raise ValueError(f"the megakernel takes at most {MAX_TOP_K} experts a token, not {config.num_experts_per_tok}")
+
+
+def _check_reuse(config: Config, order: Order, tiling: Tiling, sms: int, planes: int) -> None:
+    """A layer's outputs may be overwritten only when every SM has read them, those without a tile included.
+
+    Where every SM norms and routes for itself, one that was dealt no expert tile may still be reading a layer's router
+    logits and outputs while others write the next layer's: with a second plane, it has a QKV tile in between, without
+    which nobody gets further.
+    """
+    if planes >= config.num_hidden_layers:
+        return  # nothing is overwritten
+    if planes == 1 and not order.routed_by_tables:
+        raise ValueError(f"planes must be at least 2 for order {order.name!r}, whose SMs choose experts for themselves")
+    width = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
+    if order.local_norm and sms > width // tiling.qkv_rows:
+        raise ValueError(
+            f"sms must be at most {width // tiling.qkv_rows}, the QKV tiles of a layer, where every SM norms for "
+            f"itself, got {sms}"
+        )

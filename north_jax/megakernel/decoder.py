@@ -28,6 +28,7 @@ from .build import BATCHES, build
 from .call import decode_call, float32_view
 from .orders import Order
 from .schedule import Schedule
+from .selection import choices, select
 
 _CPU_SMS = 8  # lists of a schedule
 _GPU_SMS = 128
@@ -40,11 +41,11 @@ class DecodeError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Shape:
-    """What runs a batch of one size."""
+    """What runs a batch of one size, in one wave order."""
 
     schedule: Schedule
     number: int  # of the schedule at the engine
-    call: jax.stages.Compiled
+    call: jax.stages.Compiled  # shared by the schedules of one batch size
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class MegakernelDecoder:
           slots: rows of the page tables.
           max_context: most positions a row may hold.
           sms: lists of a schedule; by default what suits the device.
-          order: wave order of the schedules; by default that of `build`.
+          order: wave order of the schedules; by default `selection.select` chooses for each quantum.
           threads: of the CPU executor; by default as many as the machine has cores.
           timeout_s: a quantum that waits for so long without success fails.
 
@@ -97,12 +98,13 @@ class MegakernelDecoder:
         self._threads = threads or os.cpu_count() or 1
         self._timeout_s = timeout_s
         sms = sms or (_CPU_SMS if self._device.platform == "cpu" else _GPU_SMS)
-        self._build = partial(build, config, sms=sms, dtype=params["embed"].dtype, order=order)
+        self._build = partial(build, config, sms=sms, dtype=params["embed"].dtype)
+        self._order = order
         try:
             self._build(batch=1)
         except ValueError as error:
             raise BackendError(str(error)) from error
-        self._shapes: dict[int, _Shape] = {}  # by batch size
+        self._shapes: dict[tuple[int, str], _Shape] = {}  # by batch size and name of the order
         self._workspace_bytes = 0
         self._workspace: Array | None = None
         self._last: tuple[_Shape, int] | None = None  # what ran the last quantum, and its rows
@@ -112,18 +114,24 @@ class MegakernelDecoder:
 
     def compile(self, cache: KVCache, tables: PageTables) -> None:
         largest = next(batch for batch in BATCHES if batch >= self.max_rows)
-        schedules = [self._build(batch=batch) for batch in BATCHES if batch <= largest]
-        self._workspace_bytes = max(schedule.workspace.bytes for schedule in schedules)
-        for schedule in schedules:
-            batch = schedule.batch
-            lowered = decode_call.lower(
+        schedules = [
+            [self._build(batch=batch, order=order) for order in self._orders(batch)]
+            for batch in BATCHES
+            if batch <= largest
+        ]
+        self._workspace_bytes = max(schedule.workspace.bytes for of_batch in schedules for schedule in of_batch)
+        for of_batch in schedules:
+            batch = of_batch[0].batch
+            call = decode_call.lower(
                 jax.ShapeDtypeStruct((batch, ROW_FIELDS), jnp.int32),
                 jax.ShapeDtypeStruct((self._workspace_bytes,), jnp.uint8),
                 *(jax.ShapeDtypeStruct((batch, table.shape[1]), jnp.int32) for table in tables),
                 cache,
                 engine=self._engine.id,
-            )
-            self._shapes[batch] = _Shape(schedule, add_schedule(self._engine, schedule), lowered.compile())
+            ).compile()
+            for schedule in of_batch:
+                number = add_schedule(self._engine, schedule)
+                self._shapes[batch, schedule.order] = _Shape(schedule, number, call)
         self._workspace = self._take_workspace()
 
     def decode(
@@ -133,8 +141,9 @@ class MegakernelDecoder:
         if not rows:
             return cache
         assert self._shapes, "compile comes before decode"
-        shape = self._shapes[next(batch for batch in BATCHES if batch >= len(rows))]
-        batch = shape.schedule.batch
+        batch = next(batch for batch in BATCHES if batch >= len(rows))
+        order = self._order or select(batch, max(row.position for row in rows) + 1)
+        shape = self._shapes[batch, order.name]
         operands = (pack_rows(rows, batch), self._take_workspace(), *tables_of(rows, tables, batch), cache)
         self._last = None
         with self._lock:
@@ -183,6 +192,9 @@ class MegakernelDecoder:
         shape, rows = self._last
         offset = shape.schedule.workspace.offsets[Buffer.LOGITS]
         return np.asarray(float32_view(self._workspace, offset, (shape.schedule.batch, self._vocabulary)))[:rows]
+
+    def _orders(self, batch: int) -> list[Order]:
+        return [self._order] if self._order else [order for _, order in choices(batch)]
 
     def _check(self, rows: Sequence[DecodeRow], steps: int) -> None:
         slots = [row.slot for row in rows]

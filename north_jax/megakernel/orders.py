@@ -67,6 +67,17 @@ def down_first(rounds: int) -> Order:
     return dataclasses.replace(order, name=f"down-first-{rounds}", groups=(*head, down, o_proj))
 
 
+def router_first(order: Order) -> Order:
+    """The same with the router's tiles dealt before those of QKV."""
+    groups = tuple(tuple(sorted(group, key=lambda wave: wave.name != "router")) for group in order.groups)
+    return dataclasses.replace(order, name=f"{order.name}, router first", groups=groups)
+
+
+def shared_norm(order: Order) -> Order:
+    """The same with one norm a row for all SMs, instead of one an SM."""
+    return dataclasses.replace(order, name=f"{order.name}, shared norm", local_norm=False)
+
+
 _ROUTING = _each("norm", "qkv", "router", "topk", "finalize", "gather")
 _ATTENTION = Wave("attention", drain=True)
 _EXPERTS = (Wave("up", drain=True), Wave("down", drain=True))
@@ -88,7 +99,17 @@ ATTENTION_FIRST = dataclasses.replace(
     name="attention-first",
     groups=(*_ROUTING, *_each(_ATTENTION, "combine", "o_proj", *_EXPERTS, "moe_combine")),
 )
+_AHEAD = router_first(streamed(0))
 ORDERS = {
     order.name: order
-    for order in (*map(streamed, range(4)), *map(down_first, range(1, 4)), TUNED, INTERLEAVED, ATTENTION_FIRST)
+    for order in (
+        *map(streamed, range(4)),
+        *map(down_first, range(1, 4)),
+        _AHEAD,
+        shared_norm(_AHEAD),
+        shared_norm(router_first(down_first(1))),
+        TUNED,
+        INTERLEAVED,
+        ATTENTION_FIRST,
+    )
 }

@@ -121,7 +121,8 @@ class Attention : public MatrixTask {
                                   ", its table has ", entries, " entries"));
     }
 
-    // Calls visit(position, its key or value) for [first, end): earlier positions lie in pages, the row's own was staged.
+    // Calls visit(position, its key or value) for [first, end): earlier positions lie in pages, the row's own was
+    // staged.
     template <typename Visit>
     void each_position(const AttentionItem& item, const std::vector<float>& staged, int32_t part, int32_t first,
                        int32_t end, Visit visit) const {
@@ -164,7 +165,8 @@ void combine_head(Context& context, const Task& task, int32_t row, int32_t head)
 template <typename T>
 void combine(Context& context, const Task& task) {
     for (const int32_t row : context.live_rows(task)) {
-        for (int32_t i = 0; i < task[FIELD_ROW_COUNT]; ++i) combine_head<T>(context, task, row, task[FIELD_ROW_BEGIN] + i);
+        for (int32_t i = 0; i < task[FIELD_ROW_COUNT]; ++i)
+            combine_head<T>(context, task, row, task[FIELD_ROW_BEGIN] + i);
     }
 }
 

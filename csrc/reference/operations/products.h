@@ -1,4 +1,5 @@
-// Matrix products with weights that no routing chooses: QKV_PROJ, ROUTER_GEMM, O_PROJ, FFN_UPGATE_ACT, FFN_DOWN, LM_HEAD.
+// Matrix products with weights that no routing chooses: QKV_PROJ, ROUTER_GEMM, O_PROJ, FFN_UPGATE_ACT, FFN_DOWN,
+// LM_HEAD.
 #pragma once
 
 #include <bit>

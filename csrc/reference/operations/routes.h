@@ -121,7 +121,8 @@ inline void moe_combine(Context& context, const Task& task) {
         for (int32_t place = 0; place < routes.first(routes.active()); ++place) {  // experts ascend
             const int32_t assignment = routes.assignment(place);
             if (assignment / g.top_k != row) continue;
-            const float weight = std::bit_cast<float>(read_choice(context, task, FIELD_INPUT_2, assignment).weight_bits);
+            const float weight =
+                std::bit_cast<float>(read_choice(context, task, FIELD_INPUT_2, assignment).weight_bits);
             const float* from = in + int64_t{place} * g.hidden + task[FIELD_ROW_BEGIN];
             for (size_t i = 0; i < sums.size(); ++i) sums[i] += weight * from[i];
         }

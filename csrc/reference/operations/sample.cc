@@ -61,7 +61,8 @@ struct Cutoff {
 Ranked last_kept(const Context& context, int32_t row, const Distribution& distribution) {
     const int32_t vocabulary = context.geometry.vocabulary;
     const int32_t top_k = context.parameter(row, ROW_TOP_K);
-    const float top_p = Distribution::real(context, row, ROW_TOP_P), min_p = Distribution::real(context, row, ROW_MIN_P);
+    const float top_p = Distribution::real(context, row, ROW_TOP_P),
+                min_p = Distribution::real(context, row, ROW_MIN_P);
     if (top_k <= 0 && top_p >= 1 && !(min_p > 0)) return {0.0f, vocabulary - 1};
     std::vector<Ranked> tokens(vocabulary);
     for (int32_t token = 0; token < vocabulary; ++token) tokens[token] = {distribution.weight(token), token};
@@ -94,8 +95,8 @@ Cutoff read_cutoff(const Context& context, const Task& task, int32_t row) {
     return {std::bit_cast<float>(entry[0]), entry[1], std::bit_cast<float>(entry[2]), entry[3]};
 }
 
-// The first of n entries at which the sum of weights exceeds `uniform` of the total, as sampling._pick; -1 where nothing
-// has weight.
+// The first of n entries at which the sum of weights exceeds `uniform` of the total, as sampling._pick; -1 where
+// nothing has weight.
 template <typename WeightOf>
 int32_t pick(int32_t n, float uniform, WeightOf weight_of) {
     double total = 0;
@@ -129,11 +130,11 @@ int32_t draw(const Context& context, const Task& task, int32_t row) {
     const uint32_t position = static_cast<uint32_t>(context.parameter(row, ROW_POSITION)) + 1;
     const int32_t block = pick(blocks, uniform(seed, position, 0), [&](int32_t i) { return mass[i]; });
     const int32_t first = larger(block, 0) * kSampleBlock, count = smaller(kSampleBlock, vocabulary - first);
-    const int32_t within = pick(count, uniform(seed, position, 1), [&](int32_t i) {
-        return cutoff.kept(distribution.weight(first + i), first + i);
-    });
+    const int32_t within = pick(count, uniform(seed, position, 1),
+                                [&](int32_t i) { return cutoff.kept(distribution.weight(first + i), first + i); });
     // The likeliest token has weight.
-    if (block < 0 || within < 0) context.fail(task, text("row ", row, ": MASS or CUTOFF was read before it was written"));
+    if (block < 0 || within < 0)
+        context.fail(task, text("row ", row, ": MASS or CUTOFF was read before it was written"));
     return first + within;
 }
 
