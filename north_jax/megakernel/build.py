@@ -13,7 +13,7 @@ from .head import head_waves
 from .layout import activation_type, workspace
 from .orders import Order, streamed
 from .schedule import Schedule
-from .tasks import Dealt, Draft, Task, Tiling
+from .tasks import Dealt, Draft, Task, Tiling, qkv_rows
 from .waves import LayerWaves
 
 BATCHES = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)  # that the decoder builds
@@ -46,7 +46,7 @@ def build(
     _check(config, batch=batch, sms=sms, planes=planes, splits=splits)
     order = order or streamed(2)
     tiling = Tiling.of(config, batch, sms, splits)
-    _check_reuse(config, order, tiling, sms, planes)
+    _check_reuse(config, order, sms, planes)
     draft = Draft(config, order, tiling, batch, sms)
     lists = _deal(_groups(draft), sms, restart=not order.round_robin)
     return Schedule(
@@ -62,6 +62,11 @@ def build(
             config, batch=batch, sms=sms, dtype=activation_type(dtype), planes=planes, splits=splits, ranges=sms
         ),
     )
+
+
+def most_sms(config: Config) -> int:
+    """Most lists of a schedule whose SMs choose experts for themselves: each needs a QKV tile."""
+    return (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim // qkv_rows(config)
 
 
 def _groups(draft: Draft) -> Iterator[list[Dealt]]:
@@ -118,20 +123,17 @@ def _check(config: Config, *, batch: int, sms: int, planes: int, splits: int) ->
         raise ValueError(f"the megakernel takes at most {MAX_TOP_K} experts a token, not {config.num_experts_per_tok}")
 
 
-def _check_reuse(config: Config, order: Order, tiling: Tiling, sms: int, planes: int) -> None:
+def _check_reuse(config: Config, order: Order, sms: int, planes: int) -> None:
     """A layer's outputs may be overwritten only when every SM has read them, those without a tile included.
 
     Where every SM norms and routes for itself, one that was dealt no expert tile may still be reading a layer's router
     logits and outputs while others write the next layer's: with a second plane, it has a QKV tile in between, without
     which nobody gets further.
     """
-    if planes >= config.num_hidden_layers:
-        return  # nothing is overwritten
-    if planes == 1 and not order.routed_by_tables:
+    if planes >= config.num_hidden_layers or order.routed_by_tables:
+        return  # nothing is overwritten, or everybody waits for the tables
+    if planes == 1:
         raise ValueError(f"planes must be at least 2 for order {order.name!r}, whose SMs choose experts for themselves")
-    width = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
-    if order.local_norm and sms > width // tiling.qkv_rows:
-        raise ValueError(
-            f"sms must be at most {width // tiling.qkv_rows}, the QKV tiles of a layer, where every SM norms for "
-            f"itself, got {sms}"
-        )
+    most = most_sms(config)
+    if sms > most:
+        raise ValueError(f"sms must be at most {most}, the QKV tiles of a layer, for order {order.name!r}, got {sms}")

@@ -24,7 +24,7 @@ from ..layers import Array, Params
 from .abi import MAX_ROWS, ROW_FIELDS, Buffer
 from .batch import Entry, Steps, pack_rows, tables_of
 from .binding import add_schedule, make_engine
-from .build import BATCHES, build
+from .build import BATCHES, build, most_sms
 from .call import decode_call, float32_view
 from .orders import Order
 from .schedule import Schedule
@@ -97,7 +97,7 @@ class MegakernelDecoder:
         self._device = next(iter(params["embed"].devices()))
         self._threads = threads or os.cpu_count() or 1
         self._timeout_s = timeout_s
-        sms = sms or (_CPU_SMS if self._device.platform == "cpu" else _GPU_SMS)
+        sms = sms or min(_CPU_SMS if self._device.platform == "cpu" else _GPU_SMS, most_sms(config))
         self._build = partial(build, config, sms=sms, dtype=params["embed"].dtype)
         self._order = order
         try:

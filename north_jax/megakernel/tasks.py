@@ -72,6 +72,11 @@ def wait(counter: int) -> Task:
     return {F.WAIT: counter, F.WAIT_COUNT: 1}
 
 
+def qkv_rows(config: Config) -> int:
+    """Rows of a QKV tile: they lie within one head."""
+    return math.gcd(TILE_ROWS, config.head_dim)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tiling:
     """Sizes of tiles, chosen from the geometry so that no tile lies across a boundary that somebody waits at."""
@@ -93,7 +98,7 @@ class Tiling:
         slices = max(n for n in range(1, 5) if width % (n * units) == 0)
         heads = [n for n in range(1, group) if group % n == 0 and batch * config.num_attention_heads <= n * sms]
         return cls(
-            qkv_rows=math.gcd(TILE_ROWS, config.head_dim),
+            qkv_rows=qkv_rows(config),
             dense_units=units,
             dense_slice=width // slices,
             expert_units=math.gcd(TILE_ROWS // 2, config.intermediate_size),
