@@ -65,7 +65,10 @@ def errors(config, params, batch: Start, decoder: MegakernelDecoder) -> np.ndarr
     return np.linalg.norm(decoder.logits() - expected, axis=1) / np.linalg.norm(expected, axis=1)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant",
+    [name if name in ("north", "odd sizes") else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS],
+)
 def test_logits_and_cache_agree(variant):
     config = tiny_config(**VARIANTS[variant])
     params = tiny_params(config, seed=1)

@@ -37,6 +37,9 @@ POSITIONS = (5, 70, 0, 140)
 LIVE = (True, True, False, True)
 
 
+pytestmark = pytest.mark.slow  # the instrumented build takes most of a minute
+
+
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """tsan_main, built with ThreadSanitizer."""
