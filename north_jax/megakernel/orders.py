@@ -70,7 +70,7 @@ def down_first(rounds: int) -> Order:
 def router_first(order: Order) -> Order:
     """The same with the router's tiles dealt before those of QKV."""
     groups = tuple(tuple(sorted(group, key=lambda wave: wave.name != "router")) for group in order.groups)
-    return dataclasses.replace(order, name=f"{order.name}, router first", groups=groups)
+    return dataclasses.replace(order, name=f"{order.name}, router 1st", groups=groups)
 
 
 def shared_norm(order: Order) -> Order:

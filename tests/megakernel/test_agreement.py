@@ -101,7 +101,7 @@ def test_tokens_agree_at_every_batch(steps):
 
 
 class Seeded:
-    """An engine whose quanta run in the interleaving of a seed, with counters that begin just below their wrap-around."""
+    """An engine whose quanta run in the interleaving of a seed; counters begin just below their wrap-around."""
 
     def __init__(self, engine, seed: int) -> None:
         self._engine, self._seed = engine, seed

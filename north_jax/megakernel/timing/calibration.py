@@ -13,12 +13,11 @@ from statistics import mean
 
 from ...config import FULL, SLIDING, SPARSE, Config
 from ..build import build
-from ..orders import Order, down_first, streamed
+from ..orders import Order, down_first, router_first, streamed
 from .load import load
 from .machine import H200, SKELETON, Kernel, Machine
 from .predict import Prediction, predict
 from .program import Phase
-from .search import router_first
 from .simulate import simulate
 from .translate import translate
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ...config import Config
 from ..abi import PAGE_TOKENS
-from ..orders import ATTENTION_FIRST, INTERLEAVED, TUNED, Order, down_first, streamed
+from ..orders import ATTENTION_FIRST, INTERLEAVED, TUNED, Order, down_first, router_first, shared_norm, streamed
 from .load import UNIFORM
 from .machine import Kernel, Machine
 from .predict import Prediction, predict
@@ -86,7 +86,7 @@ class Form:
         if self.router_first:
             order = router_first(order)
         if self.shared_norm:
-            order = dataclasses.replace(order, name=f"{order.name}, shared norm", local_norm=False)
+            order = shared_norm(order)
         return Choice(dataclasses.replace(order, round_robin=self.round_robin), self.sms, self.splits)
 
 
@@ -99,14 +99,6 @@ VALUES: dict[str, Sequence[int]] = {
     "splits": (1, 2, 4),
     "sms": range(120, 133, 2),
 }
-
-
-def router_first(order: Order) -> Order:
-    """The router's tiles ahead of those that are dealt with them: everybody waits for the experts."""
-    groups = tuple(tuple(sorted(group, key=lambda wave: wave.name != "router")) for group in order.groups)
-    return (
-        order if groups == order.groups else dataclasses.replace(order, name=f"{order.name}, router 1st", groups=groups)
-    )
 
 
 def rank(case: Case, placed: int = 1) -> list[Ranked]:
