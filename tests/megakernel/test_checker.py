@@ -14,9 +14,11 @@ from support import tiny_config
 from support.editing import Edit, Mutation, Task
 from support.mutations_of_form import MUTATIONS as OF_FORM
 from support.mutations_of_order import MUTATIONS as OF_ORDER
+from support.mutations_of_order import unwaited
 
 import north_jax
 from north_jax.config import Config
+from north_jax.megakernel.abi import Opcode
 from north_jax.megakernel.build import BATCHES, build, most_sms
 from north_jax.megakernel.checker import ScheduleError, check, check_or_raise, instances
 from north_jax.megakernel.orders import ORDERS, TUNED
@@ -168,3 +170,12 @@ def test_slices_that_do_not_fit_are_refused():
     assert fault.rule == "shared memory"
     assert "staging 1048832" in fault.text
     assert "0 pages of 33024 bytes fit, expected 4 or more" in fault.text
+
+
+def test_a_step_without_work_is_refused():
+    edit = Edit(base("streamed"))
+    end = edit.one(Opcode.END_STEP)
+    unwaited(end)
+    edit.lists = [[end], [], [], []]
+    faults = check(edit.schedule())
+    assert any("row 0's token is drawn 0 times" in fault.text for fault in faults)

@@ -163,6 +163,13 @@ def wait_for_a_counter_that_does_not_exist(edit: Edit):
     return [edit.one(Op.MOE_DOWN, 3).set(wait=len(edit.needs))]
 
 
+@MUTATIONS("counters")
+def items_that_arrive_nowhere(edit: Edit):
+    for task in edit.tasks(Op.MOE_UPGATE_ACT, 1):
+        task.set(arrive=0, arrive_count=0)
+    return [edit.one(Op.MOE_UPGATE_ACT, 1), "others wait for its items"]
+
+
 @MUTATIONS("queue", "tuned")
 def queue_that_does_not_exist(edit: Edit):
     return [edit.one(Op.ATTN_DRAIN, 0).set(queue=len(edit.original.queue_names))]

@@ -62,20 +62,19 @@ def check_coverage(view: View, sizes: Sizes, accesses: Accesses, values: Values,
     parts = np.stack([getattr(accesses, name)[writes] for name in ("row", "row_end", "column", "column_end")])
     extents = np.array([(0, 0), *(sizes.extent(buffer) for buffer in Buffer if buffer)])
     number, begin = np.unique(values.of[writes], return_index=True)
-    for values_, first, end in zip(number.tolist(), begin.tolist(), [*begin[1:].tolist(), len(writes)], strict=True):
-        rows, columns = extents[values.buffer[values_]]
+    ends = np.append(begin, len(writes))[1:]
+    for value, first, end in zip(number.tolist(), begin.tolist(), ends.tolist(), strict=True):
+        rows, columns = extents[values.buffer[value]]
         own = parts[:, first:end]
         if end - first == 1 and (own[:, 0] == (0, rows, 0, columns)).all():
             continue
         tasks = accesses.task[writes[first:end]]
-        _check_exact(view, own, (int(rows), int(columns)), tasks, values.name(values_), report)
+        _check_exact(own, (int(rows), int(columns)), tasks, values.name(value), report)
     _check_drawn(view, sizes, report)
     _check_products(view, sizes, report)
 
 
-def _check_exact(
-    view: View, parts: np.ndarray, extent: tuple[int, int], tasks: np.ndarray, name: str, report: Report
-) -> None:
+def _check_exact(parts: np.ndarray, extent: tuple[int, int], tasks: np.ndarray, name: str, report: Report) -> None:
     """Parts [4, n] cover rows × columns once."""
     row, row_end, column, column_end = parts
     rows = np.unique(np.concatenate([row, row_end, [0, extent[0]]]))
@@ -121,4 +120,4 @@ def _check_products(view: View, sizes: Sizes, report: Report) -> None:
             row, column = view[F.ROW_BEGIN][tasks], view[F.K_BEGIN][tasks]
             parts = np.stack([row, row + view[F.ROW_COUNT][tasks], column, column + view[F.K_COUNT][tasks]])
             name = f"the product of {opcode.name} in layer {layer} (output rows by input columns)"
-            _check_exact(view, parts, extent, tasks, name, report)
+            _check_exact(parts, extent, tasks, name, report)

@@ -166,8 +166,9 @@ class _Form:
         self._expect("part", F.SPLIT, tasks, (split >= 0) & (split < parts), "0 to {}", parts - 1)
 
     def dealers(self) -> None:
-        tasks = self._view.reading(F.DEALERS)
-        self._expect("dealer", F.DEALERS, tasks, self._view[F.DEALERS][tasks] >= 1, "at least 1")
+        tasks, most = self._view.reading(F.DEALERS), len(self._view)
+        dealers = self._view[F.DEALERS][tasks]
+        self._expect("dealer", F.DEALERS, tasks, (dealers >= 1) & (dealers <= most), "1 to {}, all tasks", most)
         tasks = self._view.select(Opcode.LM_HEAD, Opcode.SAMPLE_CUTOFF)
         ranges = self._sizes.ranges
         good = self._view[F.DEALERS][tasks] == ranges
@@ -175,6 +176,10 @@ class _Form:
         tasks = self._view.reading(F.DEALER)
         dealer, dealers = self._view[F.DEALER][tasks], self._view[F.DEALERS][tasks]
         self._expect("dealer", F.DEALER, tasks, (dealer >= 0) & (dealer < dealers), "one of {} dealers", dealers)
+        items = (Opcode.ATTN_DECODE, Opcode.ATTN_DRAIN, Opcode.MOE_UPGATE_ACT, Opcode.MOE_UPGATE_ACT_DRAIN)
+        tasks = self._view.select(*items)
+        good = self._view[F.ARRIVE_COUNT][tasks] >= 1
+        self._expect("counters", F.ARRIVE_COUNT, tasks, good, "1 or more: others wait for its items")
         tasks = self._view.reading(F.ROUND_BEGIN)
         first, end = self._view[F.ROUND_BEGIN][tasks], self._view[F.ROUND_END][tasks]
         self._expect("rounds", F.ROUND_END, tasks, (first >= 0) & (first <= end), "{} or more, and 0 or more", first)

@@ -101,7 +101,7 @@ class _Races:
         planes = np.array([1, *(buffers[b].planes if b in buffers else 1 for b in Buffer if b)])[values.buffer]
         plane = values.layer % planes
         order = np.lexsort((values.layer, plane, values.sm, values.buffer))
-        same = np.ones(len(values) - 1, bool)
+        same = np.ones(max(len(values) - 1, 0), bool)
         for key in (plane, values.sm, values.buffer):
             same &= key[order][1:] == key[order][:-1]
         before = np.full(len(values), NONE)
