@@ -95,15 +95,16 @@ __device__ inline void report(const Context& c, DeviceFault::Kind kind, int coun
     store_release_system(&fault->kind, static_cast<uint32_t>(kind));
 }
 
-// Waits until ready() gives true, for at most quantum.timeout_ns; false after a fault, here or elsewhere.
+// Waits until ready() gives true, for at most `patience` times quantum.timeout_ns; false after a fault, here or
+// elsewhere.
 template <class Ready, class Report>
-__device__ bool wait_until(const Context& c, Ready ready, Report on_timeout) {
+__device__ bool wait_until(const Context& c, Ready ready, Report on_timeout, int patience = 1) {
     if (ready()) return true;
     const uint64_t begin = nanoseconds();
     while (!ready()) {
         __nanosleep(40);
         if (load_relaxed(c.words.abort) != 0) return false;
-        if (nanoseconds() - begin > c.quantum.timeout_ns) {
+        if (nanoseconds() - begin > patience * c.quantum.timeout_ns) {
             on_timeout();
             return false;
         }

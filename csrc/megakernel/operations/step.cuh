@@ -69,7 +69,8 @@ __device__ inline bool await_decision(const Context& c, const Team& team, uint32
                 decision = load_acquire(c.words.decision);
                 return decision / 2 > static_cast<uint32_t>(c.step);
             },
-            [&] { report(c, DeviceFault::kStepEnd, -1, c.step + 1, decision / 2); });
+            [&] { report(c, DeviceFault::kStepEnd, -1, c.step + 1, decision / 2); },
+            2);  // so that whoever keeps the step from ending is heard first
         *shared = decision;
     }
     ok = team.all(ok);
