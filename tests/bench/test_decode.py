@@ -12,7 +12,7 @@ from support import RAW_CONFIG
 import ffi
 
 
-@pytest.mark.parametrize("backend", ["jax", "megakernel"])
+@pytest.mark.parametrize("backend", [pytest.param("jax", marks=pytest.mark.slow), "megakernel"])
 def test_writes_rows_and_provenance(tmp_path, backend):
     if backend == "megakernel" and not ffi.available("cpu"):
         pytest.skip("nothing compiled")
