@@ -16,6 +16,7 @@ from north_jax.bench.pure_jax import measure
 from north_jax.config import Config
 
 
+@pytest.mark.slow
 def test_writes_rows_and_provenance(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(RAW_CONFIG | {"num_hidden_layers": 2}))
     arguments = ["--config", tmp_path, "--context", "64", "--chunk", "32", "--steps", "3", "--out", tmp_path / "r.json"]

@@ -77,7 +77,7 @@ def test_logits_and_cache_agree(variant):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("sms", [1, 5])
+@pytest.mark.parametrize("sms", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_every_order_agrees(order, sms):
     config = tiny_config()
     params = tiny_params(config)

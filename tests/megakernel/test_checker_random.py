@@ -158,6 +158,7 @@ def test_what_passes_runs_in_every_interleaving(name, count):
     print(f"{passed} of {count} pass and run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_what_is_built_runs_in_every_interleaving(order):
     seed = secrets.randbits(32)

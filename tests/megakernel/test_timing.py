@@ -71,6 +71,7 @@ def test_bytes_are_those_of_the_model():
     assert north().bytes == weights + (13 * CONTEXT + 36 * CONFIG.sliding_window) * 2048
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS.values(), ids=lambda order: order.name)
 @pytest.mark.parametrize("batch", [1, 3])
 def test_every_order_streams_its_bytes_and_books_every_microsecond(order, batch):
@@ -104,6 +105,7 @@ def test_memory_idles_or_serves():
     np.testing.assert_allclose(booked, prediction.step, rtol=0.01)
 
 
+@pytest.mark.slow
 def test_a_period_stands_for_all_layers():
     assert small().step == pytest.approx(small(whole=True).step, rel=0.005)
     assert small().bytes == small(whole=True).bytes
@@ -135,6 +137,7 @@ def test_a_slower_machine_is_slower(slower):
     assert small(machine).step > small().step
 
 
+@pytest.mark.slow
 def test_a_longer_context_and_more_rows_are_slower_and_faster():
     near, far, rows = small(), small(contexts=(100_000,)), small(contexts=(300, 300))
     assert far.step > near.step and rows.step > near.step
@@ -172,6 +175,7 @@ def test_idle_experts_cost_nothing():
     assert simulate(few, H200, KERNEL).ends < simulate(many, H200, KERNEL).ends
 
 
+@pytest.mark.slow
 def test_ranking_and_search():
     config = tiny_config(num_hidden_layers=2, num_experts=8, vocab_size=64)
     case = Case(config, H200, rows=2, context=100)

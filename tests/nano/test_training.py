@@ -87,6 +87,7 @@ def test_balance_loss_prefers_equal_loads(config: Config) -> None:
     np.testing.assert_allclose(skewed_loss, 2.0, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_training_learns_a_repeated_text(config: Config) -> None:
     trainer = train.Trainer(config, train.optimizer(0.02, 0.01), context=32, seed=0)
     stream = jnp.array(np.tile(np.arange(40, 60, dtype=np.uint16), 20))
