@@ -129,8 +129,6 @@ void CudaPlatform::prepare(const TaskLists& lists) {
     std::copy(std::begin(lists.buffers), std::end(lists.buffers), view.buffers);
     view.sms = lists.sms();
     view.batch = lists.batch;
-    view.counters = static_cast<int32_t>(lists.counter_needs.size());
-    view.queues = static_cast<int32_t>(lists.queue_names.size());
     const std::lock_guard lock(mutex_);
     plans_[&lists] = std::move(plan);
 }

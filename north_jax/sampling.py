@@ -18,7 +18,7 @@ import numpy as np
 
 from .layers import Array
 
-_BLOCK = 512  # tokens drawn from in the second step of a draw
+DRAW_BLOCK = 512  # tokens drawn from in the second step of a draw
 _COLDEST, _HOTTEST = 1e-30, 1e30  # beyond them a draw is as greedy or flat, but 1 / temperature may leave float32
 
 
@@ -106,11 +106,11 @@ def _draw(logits: Array, batch: SamplingBatch, positions: Array) -> Array:
     fold = jax.vmap(lambda key, position: jax.random.uniform(jax.random.fold_in(key, position), (2,), jnp.float32))
     uniform = fold(keys, positions)  # [S, 2]
     # A float32 uniform has 2^23 values, too few to tell 2^18 tokens apart evenly: two of them choose in two steps.
-    blocks = jnp.pad(weights, ((0, 0), (0, -weights.shape[-1] % _BLOCK)))
-    blocks = blocks.reshape(len(weights), -1, _BLOCK)
+    blocks = jnp.pad(weights, ((0, 0), (0, -weights.shape[-1] % DRAW_BLOCK)))
+    blocks = blocks.reshape(len(weights), -1, DRAW_BLOCK)
     block = _pick(jnp.sum(blocks, axis=-1), uniform[:, 0])  # [S]
-    within = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]  # [S, _BLOCK]
-    return block * _BLOCK + _pick(within, uniform[:, 1])
+    within = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]  # [S, DRAW_BLOCK]
+    return block * DRAW_BLOCK + _pick(within, uniform[:, 1])
 
 
 def _pick(weights: Array, uniform: Array) -> Array:

@@ -18,7 +18,6 @@ from support import tiny_config, tiny_params
 import north_jax
 from north_jax.decoding import BackendError, Decoder, DecodeRow, Finish, TokenRecord, finish_of, make_decoder
 from north_jax.kv_cache import PagedRows, init_cache
-from north_jax.megakernel import abi
 from north_jax.sampling import SamplingBatch, SamplingParams, sample
 
 CONFIG = tiny_config()  # window 70
@@ -302,10 +301,6 @@ def test_finish_of():
     assert finish_of(5, 1, stops) is Finish.LENGTH
     assert finish_of(7, 2, stops) is finish_of(7, 1, stops) is Finish.STOP
     assert finish_of(-1, 1, stops) is Finish.ERROR
-
-
-def test_reasons_have_the_numbers_of_the_megakernel():
-    assert {reason.name: reason.value for reason in Finish} == {reason.name: reason.value for reason in abi.Finish}
 
 
 def test_the_megakernel_is_refused_where_it_was_not_compiled(params, monkeypatch):

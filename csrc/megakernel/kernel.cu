@@ -2,9 +2,6 @@
 //
 // Two teams a block: one runs MATRIX and LOADER tasks in the order of the list, the other SIDE tasks. Tasks of the two
 // teams meet at counters only.
-#include <cstdio>
-#include <type_traits>
-
 #include "csrc/megakernel/launch.h"
 #include "csrc/megakernel/operations/attention.cuh"
 #include "csrc/megakernel/operations/experts.cuh"

@@ -26,8 +26,6 @@ struct DevicePlan {
     BufferPlace buffers[kBufferCount];
     int32_t sms;
     int32_t batch;
-    int32_t counters;  // how many
-    int32_t queues;
 };
 
 // Words that the SMs synchronise through, in device memory; zeroed on the stream before every launch.

@@ -15,14 +15,18 @@ from __future__ import annotations
 import dataclasses
 import enum
 
+from ..decoding.types import Finish
+from ..kv_cache import PAGE_SIZE
+from ..sampling import DRAW_BLOCK
+
 DESCRIPTOR_FIELDS = 32
 ROW_FIELDS = 32
 STOP_TOKENS = 8  # a row's stop tokens, -1 where there are fewer
 MAX_ROWS = 32  # of a batch
 MAX_SPLITS = 32  # of one row's attention
 MAX_TOP_K = 16  # experts of a token
-PAGE_TOKENS = 64  # positions of a KV page
-SAMPLE_BLOCK = 512  # tokens of one entry of MASS
+PAGE_TOKENS = PAGE_SIZE  # positions of a KV page
+SAMPLE_BLOCK = DRAW_BLOCK  # tokens of one entry of MASS
 
 
 class Lane(enum.IntEnum):
@@ -161,16 +165,6 @@ class Row(enum.IntEnum):
     SEED_HIGH = 9
     SEED_LOW = 10
     STOP = 16  # STOP_TOKENS tokens, -1 for none
-
-
-class Finish(enum.IntEnum):
-    """Why a row ended."""
-
-    NONE = 0
-    STOP = 1  # a stop token was drawn
-    LENGTH = 2  # REMAINING tokens were generated
-    CANCELLED = 3
-    ERROR = 4  # the logits were not finite
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

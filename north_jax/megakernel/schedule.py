@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import numpy as np
 
 from ..config import Config
-from .abi import DESCRIPTOR_FIELDS, OPERATIONS, Field, Lane, Opcode
+from .abi import DESCRIPTOR_FIELDS, OPERATIONS, Field, Opcode
 from .layout import Workspace
 
 
@@ -54,19 +53,6 @@ class Schedule:
     def list_of(self, sm: int) -> np.ndarray:
         """[n, DESCRIPTOR_FIELDS], the tasks of one SM in order."""
         return self.tasks[self.begin[sm] : self.begin[sm + 1]]
-
-    def lanes(self) -> Iterator[tuple[int, Lane, np.ndarray]]:
-        """(SM, lane, row numbers in `tasks`) of every lane that has tasks."""
-        lane_of = np.full(max(Opcode) + 1, -1)
-        for opcode, operation in OPERATIONS.items():
-            lane_of[opcode] = operation.lane
-        lanes = lane_of[self.tasks[:, Field.OPCODE]]
-        for sm in range(self.sms):
-            numbers = np.arange(self.begin[sm], self.begin[sm + 1])
-            for lane in Lane:
-                chosen = numbers[lanes[numbers] == lane]
-                if len(chosen):
-                    yield sm, lane, chosen
 
     def describe(self, task: int) -> str:
         """One task in words: opcode, layer, SM and the fields that it reads."""
