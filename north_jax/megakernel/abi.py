@@ -15,9 +15,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 
+from .. import kv_cache, sampling
 from ..decoding.types import Finish
-from ..kv_cache import PAGE_SIZE
-from ..sampling import DRAW_BLOCK
 
 DESCRIPTOR_FIELDS = 32
 ROW_FIELDS = 32
@@ -25,8 +24,8 @@ STOP_TOKENS = 8  # a row's stop tokens, -1 where there are fewer
 MAX_ROWS = 32  # of a batch
 MAX_SPLITS = 32  # of one row's attention
 MAX_TOP_K = 16  # experts of a token
-PAGE_TOKENS = PAGE_SIZE  # positions of a KV page
-SAMPLE_BLOCK = DRAW_BLOCK  # tokens of one entry of MASS
+PAGE_TOKENS = kv_cache.PAGE_SIZE  # positions of a KV page
+SAMPLE_BLOCK = sampling.DRAW_BLOCK  # tokens of one entry of MASS
 
 
 class Lane(enum.IntEnum):
