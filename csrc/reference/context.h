@@ -81,7 +81,8 @@ class Context {
         return static_cast<int32_t>(claims_[task[FIELD_QUEUE]].fetch_add(1, std::memory_order_relaxed));
     }
 
-    // A task has done all its work in this step. Orders nothing: END_STEP must wait by counters.
+    // A task begins its last turn of this step: before its last arrival, behind which END_STEP may look. Orders nothing:
+    // END_STEP must wait by counters.
     void complete(const Task& task) { completed_[task.number].store(task.step + 1, std::memory_order_relaxed); }
     bool is_complete(int32_t task, int32_t step) const {
         return completed_[task].load(std::memory_order_relaxed) > step;

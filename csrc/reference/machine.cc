@@ -58,8 +58,8 @@ Outcome Sm::load() {
     if (task.operation().lane == LANE_MATRIX) return load_matrix_task();
     if (!ready(Role::kLoader, task)) return Outcome::kBlocked;
     run_task(context_, task);
-    context_.arrive(task);
     context_.complete(task);
+    context_.arrive(task);
     ++loaded_;
     return Outcome::kProgress;
 }
@@ -98,6 +98,7 @@ Outcome Sm::store() {
     if (stored_ == matrix_.size()) return Outcome::kDone;
     InFlight& flight = in_flight(stored_);
     if (flight.staged.empty() && !flight.all_loaded) return Outcome::kBlocked;
+    if (flight.all_loaded && flight.staged.size() <= 1) context_.complete(task(matrix_[stored_]));
     if (!flight.staged.empty()) {
         const Stage& stage = flight.staged.front();
         flight.run->consume(stage.item, stage.data);
@@ -105,7 +106,6 @@ Outcome Sm::store() {
     }
     if (flight.staged.empty() && flight.all_loaded) {
         flight.run->finish();
-        context_.complete(task(matrix_[stored_]));
         flight = {};
         ++stored_;
     }
@@ -132,8 +132,8 @@ Outcome Sm::side() {
     } else {
         run_task(context_, task);
     }
-    context_.arrive(task);
     context_.complete(task);
+    context_.arrive(task);
     ++sided_;
     return Outcome::kProgress;
 }
