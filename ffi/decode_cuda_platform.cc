@@ -17,6 +17,9 @@ using megakernel::TaskLists;
 
 namespace {
 
+// Of the pipelined kernel, in the order of its Role.
+constexpr const char* kRoles[] = {"producer", "router", "storer", "loader", "consumer", "side"};
+
 void check(cudaError_t status, const char* what) {
     if (status != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
 }
@@ -129,6 +132,7 @@ void CudaPlatform::prepare(const TaskLists& lists) {
     std::copy(std::begin(lists.buffers), std::end(lists.buffers), view.buffers);
     view.sms = lists.sms();
     view.batch = lists.batch;
+    view.pipelined = megakernel::not_pipelined(geometry_, type_, lists).empty();
     const std::lock_guard lock(mutex_);
     plans_[&lists] = std::move(plan);
 }
@@ -148,7 +152,8 @@ std::string CudaPlatform::launch(const Quantum& quantum, const megakernel::Batch
                                      static_cast<uint64_t>(quantum.options.timeout_s * 1e9)};
     cudaError_t status = cudaMemsetAsync(plan.words.as<void>(), 0, plan.words.bytes(), stream);
     if (status == cudaSuccess) {
-        status = megakernel::launch_decode(plan.plan, plan.view, view, channel_.device(), fault_.device(), run, stream);
+        const auto launch = plan.plan.pipelined ? megakernel::launch_pipelined : megakernel::launch_plain;
+        status = launch(plan.plan, plan.view, view, channel_.device(), fault_.device(), run, stream);
     }
     if (status == cudaSuccess) status = cudaEventRecord(launched_, stream);
     return status == cudaSuccess ? "" : std::string("the launch failed: ") + cudaGetErrorString(status);
@@ -159,7 +164,8 @@ std::string CudaPlatform::report() const {
     const uint32_t kind = __atomic_load_n(&fault.kind, __ATOMIC_ACQUIRE);
     if (kind == DeviceFault::kNone) return "";
     const std::lock_guard lock(mutex_);
-    const std::string where = "in step " + std::to_string(fault.step) + " SM " + std::to_string(fault.sm);
+    const std::string role = plans_.at(lists_.get())->plan.pipelined ? std::string(" (") + kRoles[fault.role] + ")" : "";
+    const std::string where = "in step " + std::to_string(fault.step) + " SM " + std::to_string(fault.sm) + role;
     const std::string task = fault.task < 0 ? "" : " in " + megakernel::describe(*lists_, fault.task);
     switch (kind) {
         case DeviceFault::kWait:
@@ -171,6 +177,11 @@ std::string CudaPlatform::report() const {
             return where + " waited in vain for the step's end";
         case DeviceFault::kRingFull:
             return where + task + " waited in vain for room in the token ring: nobody takes its entries";
+        case DeviceFault::kBlocked:
+            return where + task + " waited in vain for another role of its block";
+        case DeviceFault::kNoPage:
+            return where + task + ": row " + std::to_string(fault.needed) + " has no page for position " +
+                   std::to_string(fault.seen);
         default:
             return where + task + ": the kernel does not know this operation";
     }

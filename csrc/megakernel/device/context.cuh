@@ -37,6 +37,7 @@ struct Context {
     DeviceFault* fault;
     Quantum quantum;
     int sm;
+    int role = 0;                     // of the pipelined kernel's warps
     int step = 0;
     int task = -1;                    // row in plan.tasks
     const int32_t* fields = nullptr;  // of the task
@@ -87,6 +88,7 @@ __device__ inline void report(const Context& c, DeviceFault::Kind kind, int coun
     if (atomicCAS(c.words.abort, 0u, 1u) != 0) return;
     DeviceFault* fault = c.fault;
     fault->sm = c.sm;
+    fault->role = c.role;
     fault->task = c.task;
     fault->counter = counter;
     fault->needed = needed;

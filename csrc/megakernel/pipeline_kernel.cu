@@ -1,0 +1,239 @@
+// The pipelined decode kernel: one block per SM, resident for a quantum, whose warps have fixed roles.
+//
+//   producer   weight rows and keys into the page ring        (one warp)
+//   router     each layer's experts                           (one warp)
+//   consumers  products on tensor cores                       (eight warps)
+//   storers    sums folded, finished and stored; arrivals     (two warps)
+//   loader     activations into the stage ring; the norm      (four warps)
+//   side       splits folded, sampling, ends of steps         (four warps)
+//
+// Every role walks the SM's list by itself, and does of each task what is its part. Roles of a block meet at barriers in
+// shared memory, blocks at counters in global memory.
+#include "csrc/megakernel/launch.h"
+#include "csrc/megakernel/pipeline/attention.cuh"
+#include "csrc/megakernel/pipeline/experts.cuh"
+#include "csrc/megakernel/pipeline/lists.cuh"
+#include "csrc/megakernel/pipeline/norm.cuh"
+#include "csrc/megakernel/pipeline/router.cuh"
+#include "csrc/megakernel/pipeline/side.cuh"
+
+namespace north_jax::megakernel {
+namespace pipeline {
+namespace {
+
+// The part of a MATRIX task that belongs to a role; false after a fault.
+template <class R>
+__device__ __forceinline__ bool run_matrix(R& r) {
+    switch (r.c.field(FIELD_OPCODE)) {
+        case QKV_PROJ:
+            return QkvProduct::run(r);
+        case ROUTER_GEMM:
+            return RouterProduct::run(r);
+        case ATTN_DECODE:
+            return Attention::run(r);
+        case O_PROJ:
+        case FFN_DOWN:
+            return SlicedProduct::run(r);
+        case FFN_UPGATE_ACT:
+            return DenseUp::run(r);
+        case MOE_UPGATE_ACT:
+            return ExpertUp::run(r);
+        case MOE_DOWN:
+            return ExpertDown::run(r);
+        case LM_HEAD:
+            return HeadProduct::run(r);
+        default:
+            return true;  // another lane's
+    }
+}
+
+__device__ __forceinline__ bool run(Producer& r) { return run_matrix(r); }
+__device__ __forceinline__ bool run(Consumer& r) { return run_matrix(r); }
+__device__ __forceinline__ bool run(Storer& r) { return run_matrix(r); }
+
+__device__ __forceinline__ bool run(Router& r) {
+    const int opcode = r.c.field(FIELD_OPCODE);
+    return (opcode != MOE_UPGATE_ACT && opcode != MOE_DOWN) || r.choose();
+}
+
+__device__ __forceinline__ bool run(Loader& r) {
+    switch (r.c.field(FIELD_OPCODE)) {
+        case EMBED:
+            return ResidualNorm::embed(r);
+        case ADD_RMSNORM:
+            return ResidualNorm::add_norm(r);
+        default:
+            return run_matrix(r);
+    }
+}
+
+__device__ __forceinline__ bool run(Side& r) {
+    Shared& s = r.shared();
+    switch (r.c.field(FIELD_OPCODE)) {
+        case ATTN_COMBINE:
+            return r.combine();
+        case SAMPLE_CUTOFF:
+            return sample_cutoff(r.c, r.team(), &s.side.sample);
+        case SAMPLE_MASS:
+            return sample_mass(r.c, r.team());
+        case SAMPLE_DRAW:
+            return sample_draw(r.c, r.team(), &s.side.sample);
+        case END_STEP:
+            return end_step(r.c, r.team(), &s.live);
+        default:
+            return true;
+    }
+}
+
+__device__ __forceinline__ void end_step(Producer& r) { r.routing.end_step(r); }
+__device__ __forceinline__ void end_step(Router& r) { r.end_step(); }
+__device__ __forceinline__ void end_step(Consumer& r) { r.end_step(); }
+__device__ __forceinline__ void end_step(Storer& r) { r.routing.end_step(r); }
+__device__ __forceinline__ void end_step(Loader& r) { r.end_step(); }
+
+// Walks the list step after step until the quantum ends or something fails.
+template <class R>
+__device__ __forceinline__ void walk(R& r) {
+    for (bool ended = false; r.begin_step(&ended) && !ended; ++r.c.step) {
+        // What other blocks wrote in the last step is there for this one's bulk copies too.
+        fence_bulk_copies();
+        while (r.next_task()) {
+            if (!run(r)) return;
+        }
+        end_step(r);
+    }
+}
+
+__device__ __forceinline__ void walk(Side& r) {
+    Shared& s = r.shared();
+    for (bool ended = false; !ended; ++r.c.step) {
+        r.open_step(false);
+        while (r.next_task()) {
+            if (!run(r)) return;
+        }
+        r.c.task = -1;
+        if (!await_decision(r.c, r.team(), &s.decision, &ended)) return;
+    }
+    r.open_step(true);
+}
+
+// Registers of a thread, moved between the warpgroups: the compiler gives each as many as the block has on average.
+constexpr int kRegisters = 96;
+constexpr int kConsumerRegisters = 112, kControlRegisters = 64, kLoaderRegisters = 112, kSideRegisters = 80;
+static_assert(kConsumerWarps == 8 && 2 + kStorerWarps == 4 && kLoaderWarps == 4 && kSideWarps == 4,
+              "roles fill warpgroups, and the sum below counts them");
+static_assert(2 * kConsumerRegisters + kControlRegisters + kLoaderRegisters + kSideRegisters <=
+                  kRegisters * kThreads / 128,
+              "no more registers than the block was launched with");
+static_assert(kRegisters <= 65536 / kThreads / 8 * 8, "the block fits an SM");
+
+template <int kCount>
+__device__ __forceinline__ void more_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+__device__ __forceinline__ void fewer_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+__device__ void init_barriers(Shared& s) {
+    for (int i = 0; i < kMaxPages; ++i) {
+        barrier_init(&s.page_full[i], 1);
+        barrier_init(&s.page_empty[i], kConsumerWarps);
+    }
+    for (int i = 0; i < kStages; ++i) {
+        barrier_init(&s.stage_full[i], 1);
+        barrier_init(&s.stage_empty[i], kConsumerWarps);
+    }
+    barrier_init(&s.input_full, 1);
+    barrier_init(&s.input_empty, kConsumerWarps);
+    for (int i = 0; i < kStorerWarps; ++i) {
+        barrier_init(&s.sums_full[i], kConsumerWarps);
+        barrier_init(&s.sums_empty[i], 1);
+    }
+    for (int i = 0; i < 2; ++i) {
+        barrier_init(&s.routing_full[i], 1);
+        barrier_init(&s.routing_empty[i], kRoutingReaders);
+    }
+    barrier_init(&s.scores_ready, kConsumerWarps);
+    barrier_init(&s.head_stored, 1);
+    barrier_init(&s.step_begins, 1);
+    fence_barrier_init();
+}
+
+__global__ void __launch_bounds__(kThreads, 1)
+    decode_kernel(const __grid_constant__ DevicePlan plan, const __grid_constant__ DeviceWords words,
+                  const __grid_constant__ DeviceBatch batch, Channel* channel, DeviceFault* fault,
+                  const __grid_constant__ Quantum quantum, const __grid_constant__ Layout layout) {
+    extern __shared__ __align__(128) unsigned char bytes[];
+    const Memory memory(bytes, layout);
+    if (threadIdx.x == 0) {
+        init_barriers(*memory.shared);
+        memory.shared->live = live_rows(plan, batch);
+    }
+    __syncthreads();
+    const Context context{plan, words, batch, channel, fault, quantum, static_cast<int>(blockIdx.x)};
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    constexpr int kProducerWarp = kConsumerWarps, kRouterWarp = kProducerWarp + 1, kFirstStorer = kRouterWarp + 1;
+    constexpr int kFirstLoader = kFirstStorer + kStorerWarps, kFirstSide = kFirstLoader + kLoaderWarps;
+    if (warp < kConsumerWarps) {
+        more_registers<kConsumerRegisters>();
+        Consumer role(context, memory, Role::kConsumer, warp, warp, lane);
+        walk(role);
+    } else if (warp < kFirstLoader) {
+        fewer_registers<kControlRegisters>();
+        if (warp == kProducerWarp) {
+            Producer role(context, memory, Role::kProducer, 0, warp, lane);
+            walk(role);
+            role.drain();
+        } else if (warp == kRouterWarp) {
+            Router role(context, memory, Role::kRouter, 0, warp, lane);
+            walk(role);
+        } else {
+            Storer role(context, memory, Role::kStorer, warp - kFirstStorer, warp, lane);
+            walk(role);
+        }
+    } else if (warp < kFirstSide) {
+        more_registers<kLoaderRegisters>();
+        Loader role(context, memory, Role::kLoader, warp - kFirstLoader, warp, lane);
+        walk(role);
+        role.drain();
+    } else {
+        fewer_registers<kSideRegisters>();
+        Side role(context, memory, Role::kSide, warp - kFirstSide, warp, lane);
+        walk(role);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence_system();
+        if (atomicAdd(words.exited, 1u) + 1 == gridDim.x) store_release_system(&channel->finished, quantum.number);
+    }
+}
+
+}  // namespace
+}  // namespace pipeline
+
+std::string not_pipelined(const Geometry& geometry, Type type, const TaskLists& lists) {
+    if (type != Type::kBFloat16) return "weights other than bfloat16";
+    const std::string reason = pipeline::refuse_geometry(geometry, lists.batch);
+    return reason.empty() ? pipeline::refuse_lists(lists) : reason;
+}
+
+cudaError_t launch_pipelined(const DevicePlan& plan, const DeviceWords& words, const DeviceBatch& batch,
+                             Channel* channel, DeviceFault* fault, const Quantum& quantum, cudaStream_t stream) {
+    int device = 0, total = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status == cudaSuccess) {
+        status = cudaDeviceGetAttribute(&total, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    }
+    if (status != cudaSuccess) return status;
+    const pipeline::Layout layout = pipeline::layout(plan.batch, plan.geometry.hidden, total);
+    const void* kernel = reinterpret_cast<const void*>(pipeline::decode_kernel);
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, layout.bytes);
+    if (status != cudaSuccess) return status;
+    const void* arguments[] = {&plan, &words, &batch, &channel, &fault, &quantum, &layout};
+    return cudaLaunchCooperativeKernel(kernel, dim3(plan.sms), dim3(pipeline::kThreads),
+                                       const_cast<void**>(arguments), layout.bytes, stream);
+}
+
+}  // namespace north_jax::megakernel
