@@ -68,18 +68,17 @@ __device__ __forceinline__ bool run(Loader& r) {
 }
 
 __device__ __forceinline__ bool run(Side& r) {
-    Shared& s = r.shared();
     switch (r.c.field(FIELD_OPCODE)) {
         case ATTN_COMBINE:
             return r.combine();
         case SAMPLE_CUTOFF:
-            return sample_cutoff(r.c, r.team(), &s.side.sample);
+            return sample_cutoff(r.c, r.team(), r.memory.sample);
         case SAMPLE_MASS:
             return sample_mass(r.c, r.team());
         case SAMPLE_DRAW:
-            return sample_draw(r.c, r.team(), &s.side.sample);
+            return sample_draw(r.c, r.team(), r.memory.sample);
         case END_STEP:
-            return end_step(r.c, r.team(), &s.live);
+            return end_step(r.c, r.team(), &r.shared().live);
         default:
             return true;
     }

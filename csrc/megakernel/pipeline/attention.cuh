@@ -36,7 +36,7 @@ struct Attention {
     __device__ __forceinline__ static Item item(const Common& r, int number) {
         const int window = r.c.field(FIELD_WINDOW);
         const AttentionItem which =
-            attention_item(r.rows(), r.c.batch_begin(), r.c.plan.geometry.kv_heads, window, number);
+            attention_item(r.memory.rows, r.c.batch_begin(), r.c.plan.geometry.kv_heads, window, number);
         const int position = r.position(which.row);
         const Splits splits = attention_splits(position, window);
         Item i;
@@ -49,7 +49,7 @@ struct Attention {
         return i;
     }
     __device__ __forceinline__ static int items(const Common& r) {
-        return attention_item_count(r.rows(), r.c.batch_begin(), r.c.field(FIELD_BATCH_COUNT),
+        return attention_item_count(r.memory.rows, r.c.batch_begin(), r.c.field(FIELD_BATCH_COUNT),
                                     r.c.plan.geometry.kv_heads, r.c.field(FIELD_WINDOW));
     }
 

@@ -6,8 +6,6 @@
 
 namespace north_jax::megakernel::pipeline {
 
-constexpr int kSteps = kPageColumns / kConsumerWarps / 16;  // products of a page, by one warp
-
 struct Consumer : Common {
     using Common::Common;
     RoutingReader routing;
@@ -47,21 +45,13 @@ struct Consumer : Common {
         const int steps = columns / (kConsumerWarps * 16);
         const uint32_t from = page + lane % 16 * kRowStride + warp * steps * 32 + lane / 16 * 16;
         const uint32_t with = row + warp * steps * 32 + lane % 4 * 4;
-#pragma unroll
-        for (int first = 0; first < kSteps; first += kBurst) {
-            FragmentA a[kBurst];
-            FragmentB b[kBurst];
-#pragma unroll
-            for (int k = 0; k < kBurst; ++k) {
-                if (first + k >= steps) continue;
-                a[k] = load_matrices(from + (first + k) * 32);
-                b[k] = {{0, 0}};
-                if (row != 0) b[k] = {{load_shared(with + (first + k) * 32), load_shared(with + (first + k) * 32 + 16)}};
-            }
-#pragma unroll
-            for (int k = 0; k < kBurst; ++k) {
-                if (first + k < steps) multiply_add(sum[k % 2], a[k], b[k]);
-            }
+        if (steps == 8) {
+            multiply_steps<4>(from, with, row != 0);
+            multiply_steps<4>(from + 4 * 32, with + 4 * 32, row != 0);
+        } else if (steps == 6) {
+            multiply_steps<6>(from, with, row != 0);
+        } else {
+            for (int k = 0; k < steps; ++k) multiply_steps<1>(from + k * 32, with + k * 32, row != 0);
         }
     }
 
@@ -114,13 +104,13 @@ struct Consumer : Common {
 
     // A tile of rows of a weight that multiplies the layer's input.
     __device__ __forceinline__ bool multiply_input() {
-        const int batch = c.plan.batch, g = lane / 4;
+        const int batch = c.plan.batch, hidden = c.plan.geometry.hidden, g = lane / 4;
         uint32_t row = memory.input + g * kRowStride;
         clear();
-        for (int k = 0; k < c.columns(); k += kPageColumns) {
+        for (int k = 0; k < hidden; k += kPageColumns) {
             const uint32_t page = take_page();
             if (page == 0) return false;
-            multiply(page, g < batch ? row : 0, min(kPageColumns, c.columns() - k));
+            multiply(page, g < batch ? row : 0, min(kPageColumns, hidden - k));
             release_page();
             row += batch * kRowStride;
         }
@@ -133,7 +123,19 @@ struct Consumer : Common {
     }
 
    private:
-    static constexpr int kBurst = 4;  // fragments that are loaded before they are multiplied
+    template <int kSteps>
+    __device__ __forceinline__ void multiply_steps(uint32_t from, uint32_t with, bool some) {
+        FragmentA a[kSteps];
+        FragmentB b[kSteps];
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) {
+            a[k] = load_matrices(from + k * 32);
+            b[k] = {{0, 0}};
+            if (some) b[k] = {{load_shared(with + k * 32), load_shared(with + k * 32 + 16)}};
+        }
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) multiply_add(sum[k % 2], a[k], b[k]);
+    }
 
     __device__ __forceinline__ void arrive_at_storer(int storer) const {
         __syncwarp();

@@ -19,7 +19,7 @@ __device__ __forceinline__ bool stage_input(Loader& r) {
     if (!r.wait_task()) return false;
     fence_bulk_copies();
     if (!r.open_input()) return false;
-    const int batch = r.c.plan.batch, columns = r.c.columns();
+    const int batch = r.c.plan.batch, columns = r.c.plan.geometry.hidden;
     const bf16* in = r.c.buffer<const bf16>(FIELD_INPUT);
     if (r.lane == 0) barrier_arrive_expect(&r.shared().input_full, batch * columns * 2);
     __syncwarp();
@@ -35,9 +35,10 @@ __device__ __forceinline__ bool stage_input(Loader& r) {
 struct InputProduct {
     __device__ __forceinline__ static bool run(Producer& r) {
         const int begin = r.c.field(FIELD_ROW_BEGIN), count = r.c.field(FIELD_ROW_COUNT);
+        const WeightMatrix weight = r.weight();
         for (int tile = 0; tile < count; tile += kTileRows) {
             const int rows = min(kTileRows, count - tile);
-            if (!r.fill_tile(begin + tile + r.lane, rows, 0, r.c.columns(), kPageColumns)) return false;
+            if (!r.fill_tile(weight, begin + tile + r.lane, rows, 0, r.c.plan.geometry.hidden, kPageColumns)) return false;
         }
         return true;
     }
@@ -82,7 +83,7 @@ struct QkvProduct : InputProduct {
             float value = rounded<bf16>(sum);
             const float other = __shfl_xor_sync(~0u, value, 1);
             if (rotates && live) {
-                const float2 turn = r.shared().rotation[b][(within + row) / 2];
+                const float2 turn = r.memory.rotation[b * (kHeadDim / 2) + (within + row) / 2];
                 value = row % 2 == 0 ? value * turn.x - other * turn.y : value * turn.x + other * turn.y;
             }
             const uint32_t pair = pack(value, __shfl_down_sync(~0u, value, 1));
@@ -106,7 +107,8 @@ struct DenseUp : InputProduct {
     __device__ __forceinline__ static bool run(Producer& r) {
         const int units = r.c.field(FIELD_ROW_COUNT), begin = r.c.field(FIELD_ROW_BEGIN);
         const int row = begin + r.lane % units + (r.lane < units ? 0 : r.c.plan.geometry.dense_width);
-        return r.fill_tile(row, 2 * units, 0, r.c.columns(), kPageColumns);
+        const WeightMatrix weight = r.weight();
+        return r.fill_tile(weight, row, 2 * units, 0, r.c.plan.geometry.hidden, kPageColumns);
     }
     __device__ __forceinline__ static bool run(Consumer& r) { return r.take_input() && r.multiply_input(); }
     __device__ __forceinline__ static bool run(Storer& r) {
@@ -136,7 +138,8 @@ struct SlicedProduct {
     }
 
     __device__ __forceinline__ static bool run(Producer& r) {
-        return r.fill_tile(r.c.field(FIELD_ROW_BEGIN) + r.lane, r.c.field(FIELD_ROW_COUNT), r.c.field(FIELD_K_BEGIN),
+        const WeightMatrix weight = r.weight();
+        return r.fill_tile(weight, r.c.field(FIELD_ROW_BEGIN) + r.lane, r.c.field(FIELD_ROW_COUNT), r.c.field(FIELD_K_BEGIN),
                            r.c.field(FIELD_K_COUNT), page_columns(r));
     }
     __device__ __forceinline__ static bool run(Loader& r) {

@@ -19,11 +19,12 @@ struct ExpertUp {
         if (table == nullptr) return false;
         const int units = r.c.field(FIELD_ROW_COUNT), width = r.c.plan.geometry.expert_width, each = tiles(r);
         const Dealt mine = items(r, *table);
+        const WeightMatrix weight = r.weight();
         for (int n = mine.first; n < mine.end; n += mine.step) {
             const ExpertItem item = expert_item(each, n);
             const int64_t first = int64_t{table->expert[item.rank]} * 2 * width + item.tile * units;
             const int64_t row = first + r.lane % units + (r.lane < units ? 0 : width);
-            if (!r.fill_tile(row, 2 * units, 0, r.c.columns(), kPageColumns)) return false;
+            if (!r.fill_tile(weight, row, 2 * units, 0, r.c.plan.geometry.hidden, kPageColumns)) return false;
         }
         return true;
     }
@@ -78,7 +79,7 @@ struct ExpertUp {
 struct ExpertDown {
     // Experts of the stage that begins at rank `first`.
     __device__ __forceinline__ static int ranks_of_stage(const Common& r, const RoutingTable& table, int first) {
-        const int room = r.memory.layout.stage_bytes / SlicedProduct::row_stride(r.c.columns());
+        const int room = r.memory.layout.stage_bytes / SlicedProduct::row_stride(r.c.plan.geometry.expert_width);
         int used = 0, rank = first;
         while (rank < table.active && rank - first < 32) {
             used += __popc(table.rows[rank]);
@@ -92,10 +93,12 @@ struct ExpertDown {
         const RoutingTable* table = r.routing.of_task(r);
         if (table == nullptr) return false;
         const int64_t row = r.c.field(FIELD_ROW_BEGIN) + r.lane;
-        const int hidden = r.c.plan.geometry.hidden, rows = r.c.field(FIELD_ROW_COUNT), columns = r.c.columns();
+        const int hidden = r.c.plan.geometry.hidden, columns = r.c.plan.geometry.expert_width;
+        const int rows = r.c.field(FIELD_ROW_COUNT);
+        const WeightMatrix weight = r.weight();
         for (int rank = 0; rank < table->active; ++rank) {
             const int64_t first = int64_t{table->expert[rank]} * hidden;
-            if (!r.fill_tile(first + row, rows, 0, columns, columns)) return false;
+            if (!r.fill_tile(weight, first + row, rows, 0, columns, columns)) return false;
         }
         return true;
     }
@@ -103,7 +106,8 @@ struct ExpertDown {
         if (!r.stages()) return true;
         const RoutingTable* table = r.routing.of_task(r);
         if (table == nullptr) return false;
-        const int columns = r.c.columns(), stride = SlicedProduct::row_stride(columns), k = r.c.plan.geometry.top_k;
+        const int columns = r.c.plan.geometry.expert_width, k = r.c.plan.geometry.top_k;
+        const int stride = SlicedProduct::row_stride(columns);
         const bf16* in = r.c.buffer<const bf16>(FIELD_INPUT);
         for (int first = 0, count; first < table->active; first += count) {
             count = ranks_of_stage(r, *table, first);
@@ -132,7 +136,8 @@ struct ExpertDown {
     __device__ __forceinline__ static bool run(Consumer& r) {
         const RoutingTable* table = r.routing.of_task(r);
         if (table == nullptr) return false;
-        const int columns = r.c.columns(), stride = SlicedProduct::row_stride(columns), g = r.lane / 4;
+        const int columns = r.c.plan.geometry.expert_width, stride = SlicedProduct::row_stride(columns);
+        const int g = r.lane / 4;
         r.clear();
         for (int first = 0, count; first < table->active; first += count) {
             count = ranks_of_stage(r, *table, first);

@@ -105,7 +105,7 @@ struct ResidualNorm {
     }
 
     __device__ __forceinline__ static void read_embedding(const Loader& r, int b, int hidden, Values& to) {
-        const int64_t token = r.shared().rows[b][ROW_TOKEN];
+        const int64_t token = r.parameter(b, ROW_TOKEN);
         Pairs raw;
         read_pairs(r.c.weight<bf16>() + token * hidden, r, hidden, raw);
 #pragma unroll

@@ -80,9 +80,9 @@ struct Common {
 
     __device__ __forceinline__ Shared& shared() const { return *memory.shared; }
     __device__ __forceinline__ bool next_task() { return stream.next(fields_, &c.task); }
-    __device__ __forceinline__ const int32_t* rows() const { return memory.shared->rows[0]; }
-    __device__ __forceinline__ int position(int b) const { return memory.shared->rows[b][ROW_POSITION]; }
-    __device__ __forceinline__ bool live(int b) const { return memory.shared->rows[b][ROW_REMAINING] > 0; }
+    __device__ __forceinline__ int parameter(int b, Row which) const { return memory.rows[b * kRowFields + which]; }
+    __device__ __forceinline__ int position(int b) const { return parameter(b, ROW_POSITION); }
+    __device__ __forceinline__ bool live(int b) const { return parameter(b, ROW_REMAINING) > 0; }
 
     // Waits for a phase of a barrier; false after a fault, to the whole warp.
     __device__ __forceinline__ bool wait(uint64_t* barrier, uint32_t parity) const {

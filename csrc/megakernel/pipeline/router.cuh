@@ -29,7 +29,7 @@ struct Router : Common {
     __device__ __forceinline__ void end_step() { layer_ = -1; }
 
    private:
-    static constexpr int kTogether = 2;                         // rows, whose steps hide each other's latency
+    static constexpr int kTogether = 4;                         // rows, whose steps hide each other's latency
     static constexpr int kOfLane = kMaxPipelineExperts / 32;    // experts 4 l … 4 l + 3 are lane l's
 
     // A number that orders logits as jax.lax.top_k does, NaN first; never 0.

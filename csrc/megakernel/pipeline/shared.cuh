@@ -10,6 +10,7 @@
 // sums, whose sizes depend on the batch (Layout).
 #pragma once
 
+#include "csrc/megakernel/device/barrier.cuh"
 #include "csrc/megakernel/device/context.cuh"
 #include "csrc/megakernel/operations/sample.cuh"
 
@@ -67,25 +68,24 @@ struct Shared {
     uint64_t head_stored;   // the second storer's part of the logits
     uint64_t step_begins;
     int32_t task[kWarps][kDescriptorFields];
-    int32_t rows[kMaxBatch][kRowFields];           // as the step began
-    float2 rotation[kMaxBatch][kHeadDim / 2];      // cosine and sine of each row's position
     alignas(16) float scores[2][kQueryHeads * kScoreStride];
     float self_score[2][kQueryHeads];              // of the key of this very step
     float norm_sums[2][kLoaderWarps];
     Best best[kMaxBatch];
     RoutingTable routing[2];
-    alignas(16) float combined[kSideWarps][kHeadDim];
-    float2 combined_stats[kSideWarps];
+    alignas(16) float combined[kSideWarps - 1][kHeadDim];
     uint32_t live;                                 // rows that the step began with
     uint32_t decision;
     bool ended;
-    union {
-        SampleScratch sample;
-    } side;
 };
+
+// Of one row as a step begins: its parameters, and cosine and sine of its position.
+constexpr int kRotationBytes = kHeadDim / 2 * static_cast<int>(sizeof(float2));
+constexpr int kRowBytesOfStep = kRowFields * 4 + kRotationBytes;
 
 // Sizes that depend on the batch; equal on host and device.
 struct Layout {
+    int batch;
     int pages;
     int input_bytes;
     int stage_bytes;
@@ -98,10 +98,11 @@ __host__ __device__ constexpr int align(int bytes) { return (bytes + 127) / 128 
 // As many pages as fit into `total` bytes.
 __host__ __device__ constexpr Layout layout(int batch, int hidden, int total) {
     Layout l{};
+    l.batch = batch;
     l.input_bytes = (hidden + kPageColumns - 1) / kPageColumns * batch * kRowStride;
     l.stage_bytes = batch * kRowStride > kMinStageBytes ? batch * kRowStride : kMinStageBytes;
     l.sums_bytes = kConsumerWarps * batch * kSumsStride * 4;
-    const int fixed = align(sizeof(Shared)) + align(l.input_bytes) + align(kStages * l.stage_bytes) + align(kStorerWarps * l.sums_bytes);
+    const int fixed = align(sizeof(Shared)) + align(batch * kRowBytesOfStep) + align(l.input_bytes) + align(kStages * l.stage_bytes) + align(kStorerWarps * l.sums_bytes);
     l.pages = (total - fixed) / kPageBytes;
     if (l.pages > kMaxPages) l.pages = kMaxPages;
     l.bytes = fixed + l.pages * kPageBytes;
@@ -111,7 +112,10 @@ __host__ __device__ constexpr Layout layout(int batch, int hidden, int total) {
 // Where the parts of a block's shared memory begin.
 struct Memory {
     Shared* shared;
-    uint32_t pages;   // shared-memory addresses
+    int32_t* rows;          // [batch, kRowFields]
+    float2* rotation;       // [batch, kHeadDim / 2]
+    SampleScratch* sample;  // in place of stages, which nobody uses while tokens are drawn
+    uint32_t pages;         // shared-memory addresses
     uint32_t input;
     uint32_t stages;
     unsigned char* input_generic;
@@ -121,12 +125,17 @@ struct Memory {
     __device__ __forceinline__ Memory(unsigned char* base, const Layout& l) : layout(l) {
         shared = reinterpret_cast<Shared*>(base);
         unsigned char* next = base + align(sizeof(Shared));
+        rotation = reinterpret_cast<float2*>(next);
+        rows = reinterpret_cast<int32_t*>(next + l.batch * kRotationBytes);
+        next += align(l.batch * kRowBytesOfStep);
         pages = shared_address(next);
         next += l.pages * kPageBytes;
         input = shared_address(next);
         input_generic = next;
         next += align(l.input_bytes);
         stages = shared_address(next);
+        sample = reinterpret_cast<SampleScratch*>(next);
+        static_assert(sizeof(SampleScratch) <= kStages * kMinStageBytes, "sampling fits into the stages");
         next += align(kStages * l.stage_bytes);
         sums = reinterpret_cast<float*>(next);
     }

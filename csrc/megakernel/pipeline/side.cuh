@@ -23,14 +23,14 @@ struct Side : Common {
         const int batch = c.plan.batch, thread = team().thread;
         if (!ended) {
             for (int i = thread; i < batch * kRowFields; i += kSideWarps * 32) {
-                s.rows[i / kRowFields][i % kRowFields] = __ldcg(c.batch.rows + i);
+                memory.rows[i] = __ldcg(c.batch.rows + i);
             }
             for (int i = thread; i < batch * (g.head_dim / 2); i += kSideWarps * 32) {
                 const int b = i / (g.head_dim / 2), pair = i % (g.head_dim / 2);
                 const int position = __ldcg(c.batch.rows + b * kRowFields + ROW_POSITION);
                 float sine, cosine;
                 sincosf(static_cast<float>(position) * c.plan.frequencies[pair], &sine, &cosine);
-                s.rotation[b][pair] = {cosine, sine};
+                memory.rotation[i] = {cosine, sine};
             }
         }
         if (thread == 0) s.ended = ended;
@@ -88,13 +88,13 @@ struct Side : Common {
             sum.x += f * value[i].x, sum.y += f * value[i].y, sum.z += f * value[i].z, sum.w += f * value[i].w;
         }
         team().sync();  // the last head has been read
-        *reinterpret_cast<float4*>(&s.combined[warp][lane * 4]) = sum;
+        if (warp > 0) *reinterpret_cast<float4*>(&s.combined[warp - 1][lane * 4]) = sum;
         team().sync();
         if (warp == 0) {
             bf16* out = c.buffer<bf16>(FIELD_OUTPUT) + (b * c.plan.geometry.heads + head) * kHeadDim + lane * 4;
 #pragma unroll
             for (int w = 1; w < kSideWarps; ++w) {
-                const float4 other = *reinterpret_cast<const float4*>(&s.combined[w][lane * 4]);
+                const float4 other = *reinterpret_cast<const float4*>(&s.combined[w - 1][lane * 4]);
                 sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
             }
             *reinterpret_cast<uint2*>(out) = {pack(sum.x / total, sum.y / total), pack(sum.z / total, sum.w / total)};
