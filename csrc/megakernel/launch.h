@@ -15,6 +15,14 @@ inline constexpr int32_t kMaxLayers = 64;    // of a model: pools travel as kern
 inline constexpr int32_t kMaxExperts = 512;  // of a layer
 inline constexpr int32_t kMaxHeadDim = 256;
 
+// A task as the pipelined kernel reads it, with what would take a look-up on its way to a weight.
+struct PipelineTask {
+    int32_t fields[kDescriptorFields];
+    const void* weight;
+    int32_t columns;   // of it
+    int32_t places[5]; // of INPUT, INPUT_2, INPUT_3, OUTPUT and OUTPUT_2 in the workspace, in units of 16 bytes
+};
+
 // Task lists and model in device memory. The owner keeps all of it until the kernels that were launched with it have
 // ended.
 struct DevicePlan {
@@ -22,7 +30,8 @@ struct DevicePlan {
     Type type;
     const WeightMatrix* weights;  // [(layers + 1) · kWeightCount]
     const float* frequencies;     // [d/2]
-    const int32_t* tasks;         // [n, kDescriptorFields]
+    const int32_t* tasks;         // [n, kDescriptorFields]: of the plain kernel
+    const PipelineTask* pipeline_tasks;  // [n]: of the pipelined one
     const int32_t* begin;         // [sms + 1]
     BufferPlace buffers[kBufferCount];
     int32_t sms;

@@ -1,29 +1,99 @@
 // The pipelined decode kernel: one block per SM, resident for a quantum, whose warps have fixed roles.
 //
+//   controller descriptors into the task ring                 (one warp)
 //   producer   weight rows and keys into the page ring        (one warp)
-//   router     each layer's experts                           (one warp)
 //   consumers  products on tensor cores                       (eight warps)
 //   storers    sums folded, finished and stored; arrivals     (two warps)
-//   loader     activations into the stage ring; the norm      (four warps)
+//   loader     activations into stages; norm; routing         (four warps)
 //   side       splits folded, sampling, ends of steps         (four warps)
 //
 // Every role walks the SM's list by itself, and does of each task what is its part. Roles of a block meet at barriers in
 // shared memory, blocks at counters in global memory.
 #include "csrc/megakernel/launch.h"
 #include "csrc/megakernel/pipeline/attention.cuh"
+#include "csrc/megakernel/pipeline/controller.cuh"
 #include "csrc/megakernel/pipeline/experts.cuh"
 #include "csrc/megakernel/pipeline/lists.cuh"
 #include "csrc/megakernel/pipeline/norm.cuh"
-#include "csrc/megakernel/pipeline/router.cuh"
 #include "csrc/megakernel/pipeline/side.cuh"
+#include "csrc/megakernel/pipeline/tiles.cuh"
 
 namespace north_jax::megakernel {
 namespace pipeline {
 namespace {
 
-// The part of a MATRIX task that belongs to a role; false after a fault.
-template <class R>
-__device__ __forceinline__ bool run_matrix(R& r) {
+// What a role does of a task; false after a fault. Roles treat operations alike where they can: the fewer copies of a
+// loop, the more of the code stays in the instruction cache.
+
+__device__ __forceinline__ bool run(Producer& r) {
+    switch (r.c.field(FIELD_OPCODE)) {
+        case QKV_PROJ:
+        case ROUTER_GEMM:
+        case LM_HEAD:
+        case FFN_UPGATE_ACT:
+        case MOE_UPGATE_ACT:
+        case O_PROJ:
+        case FFN_DOWN:
+        case MOE_DOWN:
+            return stream_weights(r);
+        case ATTN_DECODE:
+            return Attention::run(r);
+        default:
+            return true;
+    }
+}
+
+__device__ __forceinline__ bool run(Loader& r) {
+    const int opcode = r.c.field(FIELD_OPCODE);
+    const bool routed = opcode == MOE_UPGATE_ACT || opcode == MOE_DOWN;
+    if (opcode == EMBED) return ResidualNorm::embed(r);
+    if (opcode == ADD_RMSNORM) return ResidualNorm::add_norm(r);
+    if (takes_input(opcode) && !stage_input(r)) return false;
+    if (r.routes()) return !routed || r.router.choose(r);
+    if (!r.stages()) return true;
+    switch (opcode) {
+        case ATTN_DECODE:
+            return Attention::run(r);
+        case O_PROJ:
+        case FFN_DOWN:
+            return SlicedProduct::run(r);
+        case MOE_DOWN:
+            return ExpertDown::run(r);
+        case MOE_UPGATE_ACT:
+            return r.routing.of_task(r) != nullptr;  // keeps pace with the router
+        default:
+            return true;
+    }
+}
+
+__device__ __forceinline__ bool run(Consumer& r) {
+    int tiles = 0;
+    switch (r.c.field(FIELD_OPCODE)) {
+        case QKV_PROJ:
+        case ROUTER_GEMM:
+        case LM_HEAD:
+            tiles = InputProduct::tiles(r);
+            break;
+        case FFN_UPGATE_ACT:
+            tiles = DenseUp::tiles(r);
+            break;
+        case MOE_UPGATE_ACT:
+            tiles = ExpertUp::tiles(r);
+            break;
+        case ATTN_DECODE:
+            return Attention::run(r);
+        case O_PROJ:
+        case FFN_DOWN:
+            return SlicedProduct::run(r);
+        case MOE_DOWN:
+            return ExpertDown::run(r);
+        default:
+            return true;
+    }
+    return r.multiply_input(tiles);
+}
+
+__device__ __forceinline__ bool run(Storer& r) {
     switch (r.c.field(FIELD_OPCODE)) {
         case QKV_PROJ:
             return QkvProduct::run(r);
@@ -43,27 +113,7 @@ __device__ __forceinline__ bool run_matrix(R& r) {
         case LM_HEAD:
             return HeadProduct::run(r);
         default:
-            return true;  // another lane's
-    }
-}
-
-__device__ __forceinline__ bool run(Producer& r) { return run_matrix(r); }
-__device__ __forceinline__ bool run(Consumer& r) { return run_matrix(r); }
-__device__ __forceinline__ bool run(Storer& r) { return run_matrix(r); }
-
-__device__ __forceinline__ bool run(Router& r) {
-    const int opcode = r.c.field(FIELD_OPCODE);
-    return (opcode != MOE_UPGATE_ACT && opcode != MOE_DOWN) || r.choose();
-}
-
-__device__ __forceinline__ bool run(Loader& r) {
-    switch (r.c.field(FIELD_OPCODE)) {
-        case EMBED:
-            return ResidualNorm::embed(r);
-        case ADD_RMSNORM:
-            return ResidualNorm::add_norm(r);
-        default:
-            return run_matrix(r);
+            return true;
     }
 }
 
@@ -85,10 +135,19 @@ __device__ __forceinline__ bool run(Side& r) {
 }
 
 __device__ __forceinline__ void end_step(Producer& r) { r.routing.end_step(r); }
-__device__ __forceinline__ void end_step(Router& r) { r.end_step(); }
 __device__ __forceinline__ void end_step(Consumer& r) { r.end_step(); }
 __device__ __forceinline__ void end_step(Storer& r) { r.routing.end_step(r); }
 __device__ __forceinline__ void end_step(Loader& r) { r.end_step(); }
+
+// One step's tasks; false after a fault.
+template <class R>
+__device__ __forceinline__ bool run_list(R& r) {
+    for (bool ended = false;;) {
+        if (!r.next_task(&ended)) return false;
+        if (ended) return true;
+        if (!run(r)) return false;
+    }
+}
 
 // Walks the list step after step until the quantum ends or something fails.
 template <class R>
@@ -96,10 +155,14 @@ __device__ __forceinline__ void walk(R& r) {
     for (bool ended = false; r.begin_step(&ended) && !ended; ++r.c.step) {
         // What other blocks wrote in the last step is there for this one's bulk copies too.
         fence_bulk_copies();
-        while (r.next_task()) {
-            if (!run(r)) return;
-        }
+        if (!run_list(r)) return;
         end_step(r);
+    }
+}
+
+__device__ __forceinline__ void walk(Controller& r) {
+    for (bool ended = false; r.begin_step(&ended) && !ended; ++r.c.step) {
+        if (!r.fetch_list()) return;
     }
 }
 
@@ -107,32 +170,10 @@ __device__ __forceinline__ void walk(Side& r) {
     Shared& s = r.shared();
     for (bool ended = false; !ended; ++r.c.step) {
         r.open_step(false);
-        while (r.next_task()) {
-            if (!run(r)) return;
-        }
-        r.c.task = -1;
+        if (!run_list(r)) return;
         if (!await_decision(r.c, r.team(), &s.decision, &ended)) return;
     }
     r.open_step(true);
-}
-
-// Registers of a thread, moved between the warpgroups: the compiler gives each as many as the block has on average.
-constexpr int kRegisters = 96;
-constexpr int kConsumerRegisters = 112, kControlRegisters = 64, kLoaderRegisters = 112, kSideRegisters = 80;
-static_assert(kConsumerWarps == 8 && 2 + kStorerWarps == 4 && kLoaderWarps == 4 && kSideWarps == 4,
-              "roles fill warpgroups, and the sum below counts them");
-static_assert(2 * kConsumerRegisters + kControlRegisters + kLoaderRegisters + kSideRegisters <=
-                  kRegisters * kThreads / 128,
-              "no more registers than the block was launched with");
-static_assert(kRegisters <= 65536 / kThreads / 8 * 8, "the block fits an SM");
-
-template <int kCount>
-__device__ __forceinline__ void more_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
-}
-template <int kCount>
-__device__ __forceinline__ void fewer_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
 __device__ void init_barriers(Shared& s) {
@@ -157,6 +198,10 @@ __device__ void init_barriers(Shared& s) {
     barrier_init(&s.scores_ready, kConsumerWarps);
     barrier_init(&s.head_stored, 1);
     barrier_init(&s.step_begins, 1);
+    for (int i = 0; i < kTaskSlots; ++i) {
+        barrier_init(&s.tasks_full[i], 1);
+        barrier_init(&s.tasks_empty[i], kTaskReaders);
+    }
     fence_barrier_init();
 }
 
@@ -164,42 +209,42 @@ __global__ void __launch_bounds__(kThreads, 1)
     decode_kernel(const __grid_constant__ DevicePlan plan, const __grid_constant__ DeviceWords words,
                   const __grid_constant__ DeviceBatch batch, Channel* channel, DeviceFault* fault,
                   const __grid_constant__ Quantum quantum, const __grid_constant__ Layout layout) {
-    extern __shared__ __align__(128) unsigned char bytes[];
-    const Memory memory(bytes, layout);
+    const Memory memory(block_memory, layout);
     if (threadIdx.x == 0) {
         init_barriers(*memory.shared);
         memory.shared->live = live_rows(plan, batch);
+        memory.shared->patience = {words.abort, fault, words.counters, quantum.timeout_ns};
+        memory.shared->first_task = plan.begin[blockIdx.x];
+        memory.shared->end_task = plan.begin[blockIdx.x + 1];
     }
     __syncthreads();
     const Context context{plan, words, batch, channel, fault, quantum, static_cast<int>(blockIdx.x)};
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-    constexpr int kProducerWarp = kConsumerWarps, kRouterWarp = kProducerWarp + 1, kFirstStorer = kRouterWarp + 1;
-    constexpr int kFirstLoader = kFirstStorer + kStorerWarps, kFirstSide = kFirstLoader + kLoaderWarps;
+    constexpr int kControllerWarp = kConsumerWarps, kProducerWarp = kControllerWarp + 1;
+    constexpr int kFirstStorer = kProducerWarp + 1, kFirstLoader = kFirstStorer + kStorerWarps;
+    constexpr int kFirstSide = kFirstLoader + kLoaderWarps;
     if (warp < kConsumerWarps) {
-        more_registers<kConsumerRegisters>();
-        Consumer role(context, memory, Role::kConsumer, warp, warp, lane);
+        Consumer role(context, memory, Role::kConsumer, warp, lane);
         walk(role);
     } else if (warp < kFirstLoader) {
-        fewer_registers<kControlRegisters>();
-        if (warp == kProducerWarp) {
-            Producer role(context, memory, Role::kProducer, 0, warp, lane);
+        if (warp == kControllerWarp) {
+            Controller role(context, memory, Role::kController, 0, lane);
             walk(role);
             role.drain();
-        } else if (warp == kRouterWarp) {
-            Router role(context, memory, Role::kRouter, 0, warp, lane);
+        } else if (warp == kProducerWarp) {
+            Producer role(context, memory, Role::kProducer, 0, lane);
             walk(role);
+            role.drain();
         } else {
-            Storer role(context, memory, Role::kStorer, warp - kFirstStorer, warp, lane);
+            Storer role(context, memory, Role::kStorer, warp - kFirstStorer, lane);
             walk(role);
         }
     } else if (warp < kFirstSide) {
-        more_registers<kLoaderRegisters>();
-        Loader role(context, memory, Role::kLoader, warp - kFirstLoader, warp, lane);
+        Loader role(context, memory, Role::kLoader, warp - kFirstLoader, lane);
         walk(role);
         role.drain();
     } else {
-        fewer_registers<kSideRegisters>();
-        Side role(context, memory, Role::kSide, warp - kFirstSide, warp, lane);
+        Side role(context, memory, Role::kSide, warp - kFirstSide, lane);
         walk(role);
     }
     __syncthreads();

@@ -24,33 +24,39 @@ static_assert(2 * kKeyRows == kTileRows, "keys and values of a KV page fill a pa
 constexpr int kQueryStride = kHeadDim * 2 + 16;                 // bytes of a staged head
 static_assert((kQueryHeads + 2) * kQueryStride <= kMinStageBytes, "queries, key and value fit into a stage");
 
-struct Attention {
-    // One item, and the pages that hold its earlier keys.
-    struct Item {
-        int row, head, split, splits;
-        int begin, end;       // positions whose keys are in pages
-        int first_page, pages;
-        bool has_self;        // the step's own key is this split's too
-    };
+// Written by a function of its own, for all roles: the arithmetic is long.
+__device__ __noinline__ inline void find_keys(KeyRange* to, const int32_t* rows, int batch_begin, int kv_heads,
+                                              int window, int number) {
+    const AttentionItem which = attention_item(rows, batch_begin, kv_heads, window, number);
+    const int position = rows[which.row * kRowFields + ROW_POSITION];
+    const Splits splits = attention_splits(position, window);
+    KeyRange i;
+    i.row = which.row, i.head = which.head, i.split = which.split, i.splits = splits.count;
+    i.begin = splits.first(which.split);
+    i.has_self = splits.last(which.split) == position + 1;
+    i.end = i.has_self ? position : splits.last(which.split);
+    i.first_page = i.begin / kPageTokens;
+    i.pages = i.end > i.begin ? (i.end - 1) / kPageTokens - i.first_page + 1 : 0;
+    *to = i;
+}
 
+__device__ __noinline__ inline int count_items(const int32_t* rows, int begin, int count, int kv_heads, int window) {
+    return attention_item_count(rows, begin, count, kv_heads, window);
+}
+
+struct Attention {
+    using Item = KeyRange;
+
+    // All lanes write the same.
     __device__ __forceinline__ static Item item(const Common& r, int number) {
-        const int window = r.c.field(FIELD_WINDOW);
-        const AttentionItem which =
-            attention_item(r.memory.rows, r.c.batch_begin(), r.c.plan.geometry.kv_heads, window, number);
-        const int position = r.position(which.row);
-        const Splits splits = attention_splits(position, window);
-        Item i;
-        i.row = which.row, i.head = which.head, i.split = which.split, i.splits = splits.count;
-        i.begin = splits.first(which.split);
-        i.has_self = splits.last(which.split) == position + 1;
-        i.end = i.has_self ? position : splits.last(which.split);
-        i.first_page = i.begin / kPageTokens;
-        i.pages = i.end > i.begin ? (i.end - 1) / kPageTokens - i.first_page + 1 : 0;
-        return i;
+        KeyRange* to = &r.shared().keys[threadIdx.x / 32];
+        find_keys(to, r.memory.rows, r.c.batch_begin(), r.c.plan.geometry.kv_heads, r.c.field(FIELD_WINDOW), number);
+        __syncwarp();
+        return *to;
     }
     __device__ __forceinline__ static int items(const Common& r) {
-        return attention_item_count(r.memory.rows, r.c.batch_begin(), r.c.field(FIELD_BATCH_COUNT),
-                                    r.c.plan.geometry.kv_heads, r.c.field(FIELD_WINDOW));
+        return count_items(r.memory.rows, r.c.batch_begin(), r.c.field(FIELD_BATCH_COUNT),
+                           r.c.plan.geometry.kv_heads, r.c.field(FIELD_WINDOW));
     }
 
     __device__ __forceinline__ static bool run(Producer& r) {
@@ -60,9 +66,11 @@ struct Attention {
         const int32_t* table = sliding ? r.c.batch.sliding_table : r.c.batch.full_table;
         const Pool& pool = r.c.batch.pools[r.c.field(FIELD_POOL)];
         constexpr int kHeadValues = kPageTokens * kHeadDim;
+#pragma unroll 1
         for (int n = r.c.field(FIELD_DEALER); n < count; n += r.c.field(FIELD_DEALERS)) {
             const Item i = item(r, n);
             int32_t some = 0;  // page numbers, one a lane
+#pragma unroll 1
             for (int p = 0; p < i.pages; ++p) {
                 if (p % 32 == 0) some = __ldg(table + i.row * entries + (i.first_page + p + r.lane) % entries);
                 const int page = __shfl_sync(~0u, some, p % 32);
@@ -85,10 +93,10 @@ struct Attention {
         if (!r.stages()) return true;
         const Geometry& g = r.c.plan.geometry;
         const int count = items(r), group = g.heads / g.kv_heads, width = (g.heads + 2 * g.kv_heads) * kHeadDim;
+#pragma unroll 1
         for (int n = r.c.field(FIELD_DEALER); n < count; n += r.c.field(FIELD_DEALERS)) {
             const Item i = item(r, n);
-            const int counter = r.lane == 0 ? r.c.field(FIELD_SLICE_WAIT) + i.head : -1;
-            if (!r.wait_counters(DeviceFault::kSliceWait, counter, r.c.field(FIELD_SLICE_NEED))) return false;
+            if (!r.wait_slices(r.lane == 0 ? i.head : -1)) return false;
             fence_bulk_copies();
             const uint32_t stage = r.open_stage((group + 2) * kHeadDim * 2);
             if (stage == 0) return false;
@@ -97,7 +105,7 @@ struct Attention {
                                  : r.lane == group     ? g.heads + i.head
                                                        : g.heads + g.kv_heads + i.head;
                 const int place = r.lane < group ? r.lane : r.lane - group + kQueryHeads;
-                const bf16* from = r.c.buffer<const bf16>(FIELD_INPUT) + i.row * width + head * kHeadDim;
+                const bf16* from = r.buffer<const bf16>(FIELD_INPUT) + i.row * width + head * kHeadDim;
                 r.copy(stage + place * kQueryStride, from, kHeadDim * 2);
             }
             r.close_stage();
@@ -107,6 +115,7 @@ struct Attention {
 
     __device__ __forceinline__ static bool run(Consumer& r) {
         const int count = items(r);
+#pragma unroll 1
         for (int n = r.c.field(FIELD_DEALER); n < count; n += r.c.field(FIELD_DEALERS)) {
             if (!attend(r, item(r, n))) return false;
         }
@@ -117,12 +126,14 @@ struct Attention {
         const int kv_heads = r.c.plan.geometry.kv_heads, dealer = r.c.field(FIELD_DEALER);
         const int dealers = r.c.field(FIELD_DEALERS), each = r.c.field(FIELD_ARRIVE_COUNT);
         if (r.warp == 0) {  // for idle rows
+#pragma unroll 1
             for (int n = dealer + dealers * r.lane; n < r.c.plan.batch * kv_heads; n += dealers * 32) {
                 if (r.live(n / kv_heads)) continue;
                 add_release(r.c.words.counters + r.c.field(FIELD_ARRIVE) + n, kMaxSplits * each);
             }
         }
         const int count = items(r);
+#pragma unroll 1
         for (int n = dealer; n < count; n += dealers) {
             if (!r.next_is_mine()) continue;
             const Item i = item(r, n);
@@ -158,6 +169,7 @@ struct Attention {
             out[0] = out[1] = low;
             out[2] = out[3] = high;
         }
+#pragma unroll 1
         for (int p = 0; p < i.pages; ++p) {
             const uint32_t page = r.take_page();
             if (page == 0) return false;
@@ -220,7 +232,7 @@ struct Attention {
 
         const int group = geometry.heads / geometry.kv_heads;
         const int64_t place = ((i.row * geometry.kv_heads + i.head) * kMaxSplits + i.split) * group;
-        float* partials = r.c.buffer<float>(FIELD_OUTPUT) + place * kHeadDim + dims + g;
+        float* partials = r.buffer<float>(FIELD_OUTPUT) + place * kHeadDim + dims + g;
         if (2 * t < group) {
             partials[2 * t * kHeadDim] = out[0];
             partials[2 * t * kHeadDim + 8] = out[2];
@@ -230,7 +242,7 @@ struct Attention {
             partials[(2 * t + 1) * kHeadDim + 8] = out[3];
         }
         if (r.warp == 0 && t == 0 && g < group) {
-            float* stats = r.c.buffer<float>(FIELD_OUTPUT_2) + (place + g) * 2;
+            float* stats = r.buffer<float>(FIELD_OUTPUT_2) + (place + g) * 2;
             stats[0] = largest;
             stats[1] = total;
         }

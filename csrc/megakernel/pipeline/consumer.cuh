@@ -51,6 +51,7 @@ struct Consumer : Common {
         } else if (steps == 6) {
             multiply_steps<6>(from, with, row != 0);
         } else {
+#pragma unroll 1
             for (int k = 0; k < steps; ++k) multiply_steps<1>(from + k * 32, with + k * 32, row != 0);
         }
     }
@@ -102,11 +103,27 @@ struct Consumer : Common {
         return wait(&shared().input_full, input_.parity);
     }
 
-    // A tile of rows of a weight that multiplies the layer's input.
-    __device__ __forceinline__ bool multiply_input() {
+    // Tiles of rows of a weight that multiply the layer's input.
+    __device__ __forceinline__ bool multiply_input(int tiles) {
+        if (!take_input()) return false;
+#pragma unroll 1
+        for (int tile = 0; tile < tiles; ++tile) {
+            if (!multiply_tile()) return false;
+        }
+        return tiles >= 0;
+    }
+
+    __device__ __forceinline__ void end_step() {
+        routing.end_step(*this);
+        release_input();
+    }
+
+   private:
+    __device__ __forceinline__ bool multiply_tile() {
         const int batch = c.plan.batch, hidden = c.plan.geometry.hidden, g = lane / 4;
         uint32_t row = memory.input + g * kRowStride;
         clear();
+#pragma unroll 1
         for (int k = 0; k < hidden; k += kPageColumns) {
             const uint32_t page = take_page();
             if (page == 0) return false;
@@ -117,12 +134,6 @@ struct Consumer : Common {
         return hand_over();
     }
 
-    __device__ __forceinline__ void end_step() {
-        routing.end_step(*this);
-        release_input();
-    }
-
-   private:
     template <int kSteps>
     __device__ __forceinline__ void multiply_steps(uint32_t from, uint32_t with, bool some) {
         FragmentA a[kSteps];

@@ -20,46 +20,32 @@ __device__ __forceinline__ bool stage_input(Loader& r) {
     fence_bulk_copies();
     if (!r.open_input()) return false;
     const int batch = r.c.plan.batch, columns = r.c.plan.geometry.hidden;
-    const bf16* in = r.c.buffer<const bf16>(FIELD_INPUT);
+    const bf16* in = r.buffer<const bf16>(FIELD_INPUT) + r.lane * columns;
     if (r.lane == 0) barrier_arrive_expect(&r.shared().input_full, batch * columns * 2);
     __syncwarp();
-    for (int i = r.lane; i < ceil_div(columns, kPageColumns) * batch; i += 32) {
-        const int k = i / batch * kPageColumns;
-        bulk_copy(r.memory.input + i * kRowStride, in + i % batch * columns + k, min(kPageColumns, columns - k) * 2,
-                  &r.shared().input_full);
+    uint32_t to = r.memory.input + r.lane * kRowStride;
+#pragma unroll 1
+    for (int k = 0; k < columns; k += kPageColumns) {
+        if (r.lane < batch) bulk_copy(to, in + k, min(kPageColumns, columns - k) * 2, &r.shared().input_full);
+        to += batch * kRowStride;
     }
     return true;
 }
 
 // A product of the layer's input with consecutive rows of a weight.
 struct InputProduct {
-    __device__ __forceinline__ static bool run(Producer& r) {
-        const int begin = r.c.field(FIELD_ROW_BEGIN), count = r.c.field(FIELD_ROW_COUNT);
-        const WeightMatrix weight = r.weight();
-        for (int tile = 0; tile < count; tile += kTileRows) {
-            const int rows = min(kTileRows, count - tile);
-            if (!r.fill_tile(weight, begin + tile + r.lane, rows, 0, r.c.plan.geometry.hidden, kPageColumns)) return false;
-        }
-        return true;
-    }
-    __device__ __forceinline__ static bool run(Loader& r) { return stage_input(r); }
-    __device__ __forceinline__ static bool run(Consumer& r) {
-        if (!r.take_input()) return false;
-        const int count = r.c.field(FIELD_ROW_COUNT);
-        for (int tile = 0; tile < count; tile += kTileRows) {
-            if (!r.multiply_input()) return false;
-        }
-        return true;
+    // Tiles of the task, which the consumers treat alike whatever they are of.
+    __device__ __forceinline__ static int tiles(const Consumer& r) {
+        return ceil_div(r.c.field(FIELD_ROW_COUNT), kTileRows);
     }
 };
 
 struct RouterProduct : InputProduct {
-    using InputProduct::run;
     __device__ __forceinline__ static bool run(Storer& r) {
         if (!r.next_is_mine()) return true;
         const int begin = r.c.field(FIELD_ROW_BEGIN), count = r.c.field(FIELD_ROW_COUNT);
         const int experts = r.c.plan.geometry.experts;
-        float* out = r.c.buffer<float>(FIELD_OUTPUT);
+        float* out = r.buffer<float>(FIELD_OUTPUT);
         const bool ok = r.store_tile([&](int b, int row, float sum, bool live) {
             if (live && row < count) out[b * experts + begin + row] = sum;
         });
@@ -71,14 +57,13 @@ struct RouterProduct : InputProduct {
 // Queries, keys and values of one layer; rotates neighbouring pairs (2i, 2i + 1) and writes keys and values to the
 // pages.
 struct QkvProduct : InputProduct {
-    using InputProduct::run;
     __device__ __forceinline__ static bool run(Storer& r) {
         if (!r.next_is_mine()) return true;
         const Geometry& g = r.c.plan.geometry;
         const int begin = r.c.field(FIELD_ROW_BEGIN), head = begin / kHeadDim, within = begin % kHeadDim;
         const int width = (g.heads + 2 * g.kv_heads) * kHeadDim;
         const bool rotates = r.c.field(FIELD_ROPE) != 0 && head < g.heads + g.kv_heads;
-        bf16* out = r.c.buffer<bf16>(FIELD_OUTPUT);
+        bf16* out = r.buffer<bf16>(FIELD_OUTPUT);
         const bool ok = r.store_tile([&](int b, int row, float sum, bool live) {
             float value = rounded<bf16>(sum);
             const float other = __shfl_xor_sync(~0u, value, 1);
@@ -91,10 +76,13 @@ struct QkvProduct : InputProduct {
             *reinterpret_cast<uint32_t*>(out + b * width + begin + row) = pair;
             if (head < g.heads) return;
             const bool is_value = head >= g.heads + g.kv_heads;
-            bf16* page = r.c.keys<bf16>(b, r.position(b), (head - g.heads) % g.kv_heads);
-            if (page == nullptr) return;
-            page += (is_value ? g.kv_heads * kPageTokens * kHeadDim : 0) + within + row;
-            *reinterpret_cast<uint32_t*>(page) = pair;
+            const int page = r.c.field(FIELD_WINDOW) > 0 ? r.sliding_page(b) : r.full_page(b);
+            const Pool& pool = r.c.batch.pools[r.c.field(FIELD_POOL)];
+            if (page < 0 || page >= pool.pages) return;
+            const int kv_head = (head - g.heads) % g.kv_heads;
+            const int64_t token = ((int64_t{page} * 2 + is_value) * g.kv_heads + kv_head) * kPageTokens +
+                                  r.position(b) % kPageTokens;
+            *reinterpret_cast<uint32_t*>(static_cast<bf16*>(pool.data) + token * kHeadDim + within + row) = pair;
         });
         r.arrive();
         return ok;
@@ -103,19 +91,12 @@ struct QkvProduct : InputProduct {
 
 // Gate rows above up rows: 8 hidden units of 16 rows.
 struct DenseUp : InputProduct {
-    using InputProduct::run;
-    __device__ __forceinline__ static bool run(Producer& r) {
-        const int units = r.c.field(FIELD_ROW_COUNT), begin = r.c.field(FIELD_ROW_BEGIN);
-        const int row = begin + r.lane % units + (r.lane < units ? 0 : r.c.plan.geometry.dense_width);
-        const WeightMatrix weight = r.weight();
-        return r.fill_tile(weight, row, 2 * units, 0, r.c.plan.geometry.hidden, kPageColumns);
-    }
-    __device__ __forceinline__ static bool run(Consumer& r) { return r.take_input() && r.multiply_input(); }
+    __device__ __forceinline__ static int tiles(const Consumer&) { return 1; }
     __device__ __forceinline__ static bool run(Storer& r) {
         if (!r.next_is_mine()) return true;
         const int units = r.c.field(FIELD_ROW_COUNT), begin = r.c.field(FIELD_ROW_BEGIN);
         const int width = r.c.plan.geometry.dense_width;
-        bf16* out = r.c.buffer<bf16>(FIELD_OUTPUT);
+        bf16* out = r.buffer<bf16>(FIELD_OUTPUT);
         const bool ok = r.store_tile([&](int b, int row, float gate, bool live) {
             const float up = __shfl_down_sync(~0u, gate, units);
             if (live && row < units) out[b * width + begin + row] = from_float<bf16>(swiglu(gate, up));
@@ -137,30 +118,24 @@ struct SlicedProduct {
         return r.memory.layout.stage_bytes / (r.c.plan.batch * row_stride(columns));
     }
 
-    __device__ __forceinline__ static bool run(Producer& r) {
-        const WeightMatrix weight = r.weight();
-        return r.fill_tile(weight, r.c.field(FIELD_ROW_BEGIN) + r.lane, r.c.field(FIELD_ROW_COUNT), r.c.field(FIELD_K_BEGIN),
-                           r.c.field(FIELD_K_COUNT), page_columns(r));
-    }
     __device__ __forceinline__ static bool run(Loader& r) {
         if (!r.stages()) return true;
         const int columns = page_columns(r), each = pages_of_stage(r, columns), batch = r.c.plan.batch;
         const int begin = r.c.field(FIELD_K_BEGIN), pages = r.c.field(FIELD_K_COUNT) / columns;
-        const int slice = r.c.field(FIELD_K_SLICE), width = r.c.columns();
-        const bf16* in = r.c.buffer<const bf16>(FIELD_INPUT) + begin;
+        const int slice = r.c.field(FIELD_K_SLICE), width = r.columns();
+        const bf16* in = r.buffer<const bf16>(FIELD_INPUT) + begin;
+#pragma unroll 1
         for (int p = 0; p < pages; p += each) {
-            const int count = min(each, pages - p), rows = count * batch;
-            if (r.c.field(FIELD_SLICE_NEED) != 0) {
-                const int part = r.lane < count ? (begin + (p + r.lane) * columns) / slice : -1;
-                const int counter = part < 0 ? -1 : r.c.field(FIELD_SLICE_WAIT) + part;
-                if (!r.wait_counters(DeviceFault::kSliceWait, counter, r.c.field(FIELD_SLICE_NEED))) return false;
-            }
+            const int count = min(each, pages - p);
+            if (!r.wait_slices(r.lane < count ? (begin + (p + r.lane) * columns) / slice : -1)) return false;
             fence_bulk_copies();
-            const uint32_t stage = r.open_stage(rows * columns * 2);
+            const uint32_t stage = r.open_stage(count * batch * columns * 2);
             if (stage == 0) return false;
-            for (int i = r.lane; i < rows; i += 32) {
-                r.copy(stage + i * row_stride(columns), in + i % batch * width + (p + i / batch) * columns,
-                       columns * 2);
+            uint32_t to = stage + r.lane * row_stride(columns);
+#pragma unroll 1
+            for (int i = 0; i < count; ++i) {
+                if (r.lane < batch) r.copy(to, in + r.lane * width + (p + i) * columns, columns * 2);
+                to += batch * row_stride(columns);
             }
             r.close_stage();
         }
@@ -171,6 +146,7 @@ struct SlicedProduct {
         const int pages = r.c.field(FIELD_K_COUNT) / columns, g = r.lane / 4;
         uint32_t stage = 0;
         r.clear();
+#pragma unroll 1
         for (int p = 0; p < pages; ++p) {
             if (p % each == 0 && (stage = r.take_stage()) == 0) return false;
             const uint32_t row = stage + (p % each * batch + g) * row_stride(columns);
@@ -186,7 +162,7 @@ struct SlicedProduct {
         if (!r.next_is_mine()) return true;
         const int begin = r.c.field(FIELD_ROW_BEGIN), count = r.c.field(FIELD_ROW_COUNT);
         const int hidden = r.c.plan.geometry.hidden;
-        float* out = r.c.buffer<float>(FIELD_OUTPUT) + r.c.field(FIELD_SPLIT) * r.c.plan.batch * hidden;
+        float* out = r.buffer<float>(FIELD_OUTPUT) + r.c.field(FIELD_SPLIT) * r.c.plan.batch * hidden;
         const bool ok = r.store_tile([&](int b, int row, float sum, bool live) {
             if (live && row < count) out[b * hidden + begin + row] = sum;
         });
@@ -197,11 +173,10 @@ struct SlicedProduct {
 
 // Logits of a vocabulary range, and the largest of them.
 struct HeadProduct : InputProduct {
-    using InputProduct::run;
     __device__ __forceinline__ static bool run(Storer& r) {
         const Geometry& g = r.c.plan.geometry;
         const int begin = r.c.field(FIELD_ROW_BEGIN), count = r.c.field(FIELD_ROW_COUNT), batch = r.c.plan.batch;
-        float* out = r.c.buffer<float>(FIELD_OUTPUT);
+        float* out = r.buffer<float>(FIELD_OUTPUT);
         Best best[kMaxBatch / 2];  // lanes 0 … 15: even rows of the batch, 16 … 31: odd ones
 #pragma unroll
         for (int i = 0; i < kMaxBatch / 2; ++i) best[i] = {-INFINITY, INT_MAX};
@@ -243,7 +218,7 @@ struct HeadProduct : InputProduct {
             return true;
         }
         if (!r.wait(&s.head_stored, r.step.parity ^ 1)) return false;
-        int32_t* out = r.c.buffer<int32_t>(FIELD_OUTPUT_2);
+        int32_t* out = r.buffer<int32_t>(FIELD_OUTPUT_2);
 #pragma unroll
         for (int i = 0; i < kMaxBatch / 2; ++i) {
             const int b = 2 * i + b_of_lane;

@@ -7,49 +7,29 @@ namespace north_jax::megakernel::pipeline {
 
 struct ExpertUp {
     __device__ __forceinline__ static Dealt items(const Common& r, const RoutingTable& table) {
-        return dealt(table.active * tiles(r), r.c.field(FIELD_DEALER), r.c.field(FIELD_DEALERS),
+        return dealt(table.active * tiles_of_expert(r), r.c.field(FIELD_DEALER), r.c.field(FIELD_DEALERS),
                      r.c.field(FIELD_ROUND_BEGIN), r.c.field(FIELD_ROUND_END));
     }
-    __device__ __forceinline__ static int tiles(const Common& r) {
+    __device__ __forceinline__ static int tiles_of_expert(const Common& r) {
         return r.c.plan.geometry.expert_width / r.c.field(FIELD_ROW_COUNT);
     }
 
-    __device__ __forceinline__ static bool run(Producer& r) {
+    // Negative after a fault.
+    __device__ __forceinline__ static int tiles(Consumer& r) {
         const RoutingTable* table = r.routing.of_task(r);
-        if (table == nullptr) return false;
-        const int units = r.c.field(FIELD_ROW_COUNT), width = r.c.plan.geometry.expert_width, each = tiles(r);
+        if (table == nullptr) return -1;
         const Dealt mine = items(r, *table);
-        const WeightMatrix weight = r.weight();
-        for (int n = mine.first; n < mine.end; n += mine.step) {
-            const ExpertItem item = expert_item(each, n);
-            const int64_t first = int64_t{table->expert[item.rank]} * 2 * width + item.tile * units;
-            const int64_t row = first + r.lane % units + (r.lane < units ? 0 : width);
-            if (!r.fill_tile(weight, row, 2 * units, 0, r.c.plan.geometry.hidden, kPageColumns)) return false;
-        }
-        return true;
-    }
-    __device__ __forceinline__ static bool run(Loader& r) {
-        if (!stage_input(r)) return false;
-        return !r.stages() || r.routing.of_task(r) != nullptr;  // keeps pace with the router
-    }
-    __device__ __forceinline__ static bool run(Consumer& r) {
-        if (!r.take_input()) return false;
-        const RoutingTable* table = r.routing.of_task(r);
-        if (table == nullptr) return false;
-        const Dealt mine = items(r, *table);
-        for (int n = mine.first; n < mine.end; n += mine.step) {
-            if (!r.multiply_input()) return false;
-        }
-        return true;
+        return ceil_div(mine.end - mine.first, mine.step);
     }
     __device__ __forceinline__ static bool run(Storer& r) {
         const RoutingTable* table = r.routing.of_task(r);
         if (table == nullptr) return false;
         const Geometry& g = r.c.plan.geometry;
-        const int units = r.c.field(FIELD_ROW_COUNT), each = tiles(r);
+        const int units = r.c.field(FIELD_ROW_COUNT), each = tiles_of_expert(r);
         const int counter = r.c.field(FIELD_ARRIVE), count = r.c.field(FIELD_ARRIVE_COUNT);
-        bf16* out = r.c.buffer<bf16>(FIELD_OUTPUT);
+        bf16* out = r.buffer<bf16>(FIELD_OUTPUT);
         const Dealt mine = items(r, *table);
+#pragma unroll 1
         for (int n = mine.first; n < mine.end; n += mine.step) {
             if (!r.next_is_mine()) continue;
             const ExpertItem item = expert_item(each, n);
@@ -67,6 +47,7 @@ struct ExpertUp {
         if (r.c.field(FIELD_ROUND_BEGIN) != 0 || r.warp != 0) return true;
         // The arrivals of ranks that no expert has.
         const int ranks = min(g.experts, r.c.plan.batch * g.top_k), dealers = r.c.field(FIELD_DEALERS);
+#pragma unroll 1
         for (int rank = r.c.field(FIELD_DEALER) + dealers * r.lane; rank < ranks; rank += dealers * 32) {
             if (rank >= table->active) add_release(r.c.words.counters + counter + rank, each * count);
         }
@@ -89,31 +70,17 @@ struct ExpertDown {
         return rank - first;
     }
 
-    __device__ __forceinline__ static bool run(Producer& r) {
-        const RoutingTable* table = r.routing.of_task(r);
-        if (table == nullptr) return false;
-        const int64_t row = r.c.field(FIELD_ROW_BEGIN) + r.lane;
-        const int hidden = r.c.plan.geometry.hidden, columns = r.c.plan.geometry.expert_width;
-        const int rows = r.c.field(FIELD_ROW_COUNT);
-        const WeightMatrix weight = r.weight();
-        for (int rank = 0; rank < table->active; ++rank) {
-            const int64_t first = int64_t{table->expert[rank]} * hidden;
-            if (!r.fill_tile(weight, first + row, rows, 0, columns, columns)) return false;
-        }
-        return true;
-    }
     __device__ __forceinline__ static bool run(Loader& r) {
-        if (!r.stages()) return true;
         const RoutingTable* table = r.routing.of_task(r);
         if (table == nullptr) return false;
         const int columns = r.c.plan.geometry.expert_width, k = r.c.plan.geometry.top_k;
         const int stride = SlicedProduct::row_stride(columns);
-        const bf16* in = r.c.buffer<const bf16>(FIELD_INPUT);
+        const bf16* in = r.buffer<const bf16>(FIELD_INPUT);
+#pragma unroll 1
         for (int first = 0, count; first < table->active; first += count) {
             count = ranks_of_stage(r, *table, first);
             const int rank = first + r.lane;
-            const int counter = r.lane < count ? r.c.field(FIELD_SLICE_WAIT) + rank : -1;
-            if (!r.wait_counters(DeviceFault::kSliceWait, counter, r.c.field(FIELD_SLICE_NEED))) return false;
+            if (!r.wait_slices(r.lane < count ? rank : -1)) return false;
             fence_bulk_copies();
             uint32_t rows = r.lane < count ? table->rows[rank] : 0;
             int before = __popc(rows);  // rows of the stage up to this lane's expert
@@ -139,11 +106,13 @@ struct ExpertDown {
         const int columns = r.c.plan.geometry.expert_width, stride = SlicedProduct::row_stride(columns);
         const int g = r.lane / 4;
         r.clear();
+#pragma unroll 1
         for (int first = 0, count; first < table->active; first += count) {
             count = ranks_of_stage(r, *table, first);
             const uint32_t stage = r.take_stage();
             if (stage == 0) return false;
             int used = 0;
+#pragma unroll 1
             for (int rank = first; rank < first + count; ++rank) {
                 const uint32_t rows = table->rows[rank];
                 const int place = used + __popc(rows & ((1u << g) - 1));

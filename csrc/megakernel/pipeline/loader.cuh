@@ -1,21 +1,22 @@
-// The loader: activations into the stage ring, by its first warp; the residual stream and its norm, by all of them.
+// The loader: activations into the stage ring, by its first warp; routing, by its second; the residual stream and its
+// norm, by all of them.
 #pragma once
 
 #include "csrc/megakernel/device/tensor.cuh"
-#include "csrc/megakernel/pipeline/role.cuh"
+#include "csrc/megakernel/pipeline/router.cuh"
 
 namespace north_jax::megakernel::pipeline {
 
-constexpr int kLocalRows = 1;                              // rows of a residual stream that the loader keeps for itself
 constexpr int kResidualChunks = 2048 / (kLoaderWarps * 32 * 4);  // of four values, of a thread
 
 struct Loader : Common {
     using Common::Common;
     RoutingReader routing;
+    Router router;
     int input_layer = -1;  // whose input has been staged
-    float residual[kLocalRows][kResidualChunks][4];
 
     __device__ __forceinline__ bool stages() const { return warp == 0; }
+    __device__ __forceinline__ bool routes() const { return warp == 1; }
     __device__ __forceinline__ int thread() const { return warp * 32 + lane; }
     __device__ __forceinline__ void sync() const {
         asm volatile("barrier.sync %0, %1;" ::"n"(kBarrier), "n"(kLoaderWarps * 32) : "memory");
@@ -46,6 +47,7 @@ struct Loader : Common {
 
     __device__ __forceinline__ void end_step() {
         if (stages()) routing.end_step(*this);
+        router.end_step();
         input_layer = -1;
     }
 

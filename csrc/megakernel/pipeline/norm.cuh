@@ -1,7 +1,7 @@
 // EMBED and ADD_RMSNORM, by the loader. A thread has the values 4 t … 4 t + 3 of every 512 of a row.
 //
-// Where every SM norms for itself (the LOCAL buffers), the residual stream stays in the loader's registers and the
-// normalised input goes straight to the consumers; otherwise one SM a row does it, by way of global memory.
+// Where every SM norms for itself (the LOCAL buffers), the normalised input goes straight to the consumers; otherwise one
+// SM a row does it, by way of global memory.
 #pragma once
 
 #include "csrc/megakernel/pipeline/loader.cuh"
@@ -9,7 +9,6 @@
 namespace north_jax::megakernel::pipeline {
 
 using Values = float[kResidualChunks][4];
-using Pairs = uint2[kResidualChunks];  // the same as bfloat16
 
 // Reads past the L1, which may hold what was there before.
 __device__ __forceinline__ float4 load_fresh(const float* p) {
@@ -25,23 +24,19 @@ struct ResidualNorm {
     // Chunk j of a thread's values begins here.
     __device__ __forceinline__ static int column(const Loader& r, int j) { return j * kLoaderWarps * 128 + r.thread() * 4; }
 
-    __device__ __forceinline__ static bool is_local(const Loader& r, Field f) {
-        return r.c.field(f) == BUFFER_LOCAL_RESIDUAL || r.c.field(f) == BUFFER_LOCAL_HIDDEN;
-    }
-
     __device__ __forceinline__ static bool embed(Loader& r) {
         const int hidden = r.c.plan.geometry.hidden;
-        const bool local = is_local(r, FIELD_OUTPUT);
+        float* out = r.buffer<float>(FIELD_OUTPUT);
+#pragma unroll 1
+        for (int b = r.c.batch_begin(); b < r.c.batch_end(); ++b) {
+            if (!r.live(b)) continue;
+            const bf16* from = r.weight() + static_cast<int64_t>(r.parameter(b, ROW_TOKEN)) * hidden;
 #pragma unroll
-        for (int i = 0; i < kLocalRows; ++i) {  // rows in registers need names that are known when this is compiled
-            if (local && i < r.c.plan.batch && r.live(i)) read_embedding(r, i, hidden, r.residual[i]);
-        }
-        if (!local) {
-            for (int b = r.c.batch_begin(); b < r.c.batch_end(); ++b) {
-                if (!r.live(b)) continue;
-                Values x;
-                read_embedding(r, b, hidden, x);
-                store_residual(r.c.buffer<float>(FIELD_OUTPUT) + b * hidden, r, hidden, x);
+            for (int j = 0; j < kResidualChunks; ++j) {
+                if (column(r, j) >= hidden) continue;
+                float x[4];
+                unpack(__ldg(reinterpret_cast<const uint2*>(from + column(r, j))), x);
+                *reinterpret_cast<float4*>(out + b * hidden + column(r, j)) = {x[0], x[1], x[2], x[3]};
             }
         }
         arrive(r);
@@ -50,42 +45,57 @@ struct ResidualNorm {
 
     __device__ __forceinline__ static bool add_norm(Loader& r) {
         const Geometry& g = r.c.plan.geometry;
-        const int hidden = g.hidden, layer = r.c.field(FIELD_LAYER);
-        Pairs weight;
-        read_pairs(r.c.weight<bf16>(), r, hidden, weight);
-        const bool local = is_local(r, FIELD_OUTPUT);
-        if (!r.agreed(!r.stages() || (r.wait_task() && (!local || r.open_input())))) return false;
-        if (local) {
-            const int batch = r.c.plan.batch;
+        const int hidden = g.hidden, layer = r.c.field(FIELD_LAYER), batch = r.c.plan.batch;
+        const bool local = r.names_local(FIELD_OUTPUT), adds = r.c.field(FIELD_INPUT_2) != BUFFER_NONE;
+        uint2 weight[kResidualChunks];
 #pragma unroll
-            for (int b = 0; b < kLocalRows; ++b) {
-                if (b >= batch) break;
-                add_outputs(r, b, hidden, layer, r.residual[b]);
-                norm(r, b, g, r.residual[b], weight, [&](int at, uint2 values) {
-                    unsigned char* to = r.memory.input_generic + (at / kPageColumns * batch + b) * kRowStride;
-                    *reinterpret_cast<uint2*>(to + at % kPageColumns * 2) = values;
-                });
-            }
-            r.sync();
-            if (r.thread() == 0) barrier_arrive(&r.shared().input_full);
-            r.input_layer = layer;
-            return true;
+        for (int j = 0; j < kResidualChunks; ++j) {
+            if (column(r, j) < hidden) weight[j] = __ldg(reinterpret_cast<const uint2*>(r.weight() + column(r, j)));
         }
+        if (!r.agreed(!r.stages() || (r.wait_task() && (!local || r.open_input())))) return false;
+#pragma unroll 1
         for (int b = r.c.batch_begin(); b < r.c.batch_end(); ++b) {
             if (!r.live(b)) continue;
-            Values& x = r.residual[0];  // free where nothing is local
-            const bool adds = r.c.field(FIELD_INPUT_2) != BUFFER_NONE;
-            const float* in = r.c.buffer<const float>(FIELD_INPUT, adds ? layer - 1 : layer) + b * hidden;
+            const float* in = r.buffer<const float>(FIELD_INPUT) + b * hidden;
+            const float* first = r.buffer<const float>(FIELD_INPUT_2) + b * hidden;
+            const float* second = r.buffer<const float>(FIELD_INPUT_3) + b * hidden;
+            Values x;
+            float4 a[kResidualChunks], m[kResidualChunks];
 #pragma unroll
             for (int j = 0; j < kResidualChunks; ++j) {
-                if (column(r, j) < hidden) assign(load_fresh(in + column(r, j)), x[j]);
+                if (column(r, j) >= hidden) continue;
+                assign(load_fresh(in + column(r, j)), x[j]);
+                if (!adds) continue;
+                a[j] = load_fresh(first + column(r, j));
+                m[j] = load_fresh(second + column(r, j));
             }
-            add_outputs(r, b, hidden, layer, x);
-            if (adds) store_residual(r.c.buffer<float>(FIELD_OUTPUT_2) + b * hidden, r, hidden, x);
-            bf16* out = r.c.buffer<bf16>(FIELD_OUTPUT) + b * hidden;
-            norm(r, b, g, x, weight, [&](int at, uint2 values) { *reinterpret_cast<uint2*>(out + at) = values; });
+            if (adds) {
+#pragma unroll
+                for (int j = 0; j < kResidualChunks; ++j) add(x[j], a[j]);
+#pragma unroll 1
+                for (int part = 1; part < r.c.field(FIELD_SPLIT); ++part) {
+#pragma unroll
+                    for (int j = 0; j < kResidualChunks; ++j) {
+                        if (column(r, j) < hidden) add(x[j], load_fresh(first + part * batch * hidden + column(r, j)));
+                    }
+                }
+                float* residual = r.buffer<float>(FIELD_OUTPUT_2) + b * hidden;
+#pragma unroll
+                for (int j = 0; j < kResidualChunks; ++j) {
+                    if (column(r, j) >= hidden) continue;
+                    add(x[j], m[j]);
+                    *reinterpret_cast<float4*>(residual + column(r, j)) = {x[j][0], x[j][1], x[j][2], x[j][3]};
+                }
+            }
+            norm(r, b, g, x, weight, local);
         }
-        arrive(r);
+        if (!local) {
+            arrive(r);
+            return true;
+        }
+        r.sync();
+        if (r.thread() == 0) barrier_arrive(&r.shared().input_full);
+        r.input_layer = layer;
         return true;
     }
 
@@ -94,56 +104,10 @@ struct ResidualNorm {
         to[0] = from.x, to[1] = from.y, to[2] = from.z, to[3] = from.w;
     }
 
-    __device__ __forceinline__ static void read_pairs(const bf16* from, const Loader& r, int hidden, Pairs& to) {
-#pragma unroll
-        for (int j = 0; j < kResidualChunks; ++j) {
-            if (column(r, j) < hidden) to[j] = __ldg(reinterpret_cast<const uint2*>(from + column(r, j)));
-        }
-    }
     __device__ __forceinline__ static void unpack(const uint2& pairs, float (&to)[4]) {
         to[0] = low_half(pairs.x), to[1] = high_half(pairs.x), to[2] = low_half(pairs.y), to[3] = high_half(pairs.y);
     }
 
-    __device__ __forceinline__ static void read_embedding(const Loader& r, int b, int hidden, Values& to) {
-        const int64_t token = r.parameter(b, ROW_TOKEN);
-        Pairs raw;
-        read_pairs(r.c.weight<bf16>() + token * hidden, r, hidden, raw);
-#pragma unroll
-        for (int j = 0; j < kResidualChunks; ++j) unpack(raw[j], to[j]);
-    }
-
-    __device__ __forceinline__ static void store_residual(float* to, const Loader& r, int hidden, const Values& x) {
-#pragma unroll
-        for (int j = 0; j < kResidualChunks; ++j) {
-            if (column(r, j) >= hidden) continue;
-            *reinterpret_cast<float4*>(to + column(r, j)) = {x[j][0], x[j][1], x[j][2], x[j][3]};
-        }
-    }
-
-    // x += the parts of INPUT_2, then INPUT_3, of the layer before.
-    __device__ __forceinline__ static void add_outputs(const Loader& r, int b, int hidden, int layer, Values& x) {
-        if (r.c.field(FIELD_INPUT_2) == BUFFER_NONE) return;
-        const float* first = r.c.buffer<const float>(FIELD_INPUT_2, layer - 1) + b * hidden;
-        const float* second = r.c.buffer<const float>(FIELD_INPUT_3, layer - 1) + b * hidden;
-        const int parts = r.c.field(FIELD_SPLIT), batch = r.c.plan.batch;
-        float4 a[kResidualChunks], m[kResidualChunks];
-#pragma unroll
-        for (int j = 0; j < kResidualChunks; ++j) {
-            if (column(r, j) >= hidden) continue;
-            a[j] = load_fresh(first + column(r, j));
-            m[j] = load_fresh(second + column(r, j));
-        }
-#pragma unroll
-        for (int j = 0; j < kResidualChunks; ++j) add(x[j], a[j]);
-        for (int part = 1; part < parts; ++part) {
-#pragma unroll
-            for (int j = 0; j < kResidualChunks; ++j) {
-                if (column(r, j) < hidden) add(x[j], load_fresh(first + part * batch * hidden + column(r, j)));
-            }
-        }
-#pragma unroll
-        for (int j = 0; j < kResidualChunks; ++j) add(x[j], m[j]);
-    }
     __device__ __forceinline__ static void add(float (&to)[4], const float4& from) {
         to[0] += from.x, to[1] += from.y, to[2] += from.z, to[3] += from.w;
     }
@@ -160,10 +124,9 @@ struct ResidualNorm {
         return sum;
     }
 
-    // store(column, norm(x) · weight, as four values), chunk by chunk.
-    template <class Store>
+    // norm(x) · weight, to the consumers or to OUTPUT.
     __device__ __forceinline__ static void norm(const Loader& r, int b, const Geometry& g, const Values& x,
-                                                const Pairs& weight, Store store) {
+                                                const uint2 (&weight)[kResidualChunks], bool local) {
         float mean = 0, squares = 0;
         if (g.layer_norm) {
             float sum = 0;
@@ -189,7 +152,12 @@ struct ResidualNorm {
             unpack(weight[j], y);
 #pragma unroll
             for (int e = 0; e < 4; ++e) y[e] *= (x[j][e] - mean) * scale;
-            store(column(r, j), uint2{pack(y[0], y[1]), pack(y[2], y[3])});
+            const int at = column(r, j);
+            bf16* to = local ? reinterpret_cast<bf16*>(r.memory.input_generic + (at / kPageColumns * r.c.plan.batch + b) *
+                                                                                    kRowStride) +
+                                   at % kPageColumns
+                             : r.buffer<bf16>(FIELD_OUTPUT) + b * g.hidden + at;
+            *reinterpret_cast<uint2*>(to) = {pack(y[0], y[1]), pack(y[2], y[3])};
         }
     }
 

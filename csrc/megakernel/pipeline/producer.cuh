@@ -30,17 +30,13 @@ struct Producer : Common {
     }
 
     // Pages of a tile: columns [begin, begin + count) of the rows that lanes name, `page_columns` at a time.
-    __device__ __forceinline__ bool fill_tile(const WeightMatrix& matrix, int64_t row, int rows, int begin, int count,
-                                              int page_columns) {
-        const bf16* weight = static_cast<const bf16*>(matrix.data) + row * matrix.columns + begin;
+    __device__ __forceinline__ bool fill_tile(int64_t row, int rows, int begin, int count, int page_columns) {
+        const bf16* from = weight() + row * columns() + begin;
         for (int k = 0; k < count; k += page_columns) {
-            if (!fill_page(weight + k, rows, min(page_columns, count - k) * 2)) return false;
+            if (!fill_page(from + k, rows, min(page_columns, count - k) * 2)) return false;
         }
         return true;
     }
-
-    // The task's weight, read once: its table lies in global memory.
-    __device__ __forceinline__ WeightMatrix weight() const { return c.plan.weights[c.field(FIELD_WEIGHT)]; }
 
     // A block must not end while copies into its memory are on their way. They land, whatever happened elsewhere.
     __device__ __forceinline__ void drain() {

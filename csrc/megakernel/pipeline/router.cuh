@@ -1,4 +1,4 @@
-// The router warp: each layer's experts from the router's logits, as soon as these are there.
+// Routing: each layer's experts from the router's logits, as soon as these are there. By one warp of the loader.
 #pragma once
 
 #include "csrc/megakernel/pipeline/role.cuh"
@@ -6,22 +6,22 @@
 
 namespace north_jax::megakernel::pipeline {
 
-struct Router : Common {
-    using Common::Common;
-
+class Router {
+   public:
     // At the first task of a layer that needs its experts: chooses them.
-    __device__ __forceinline__ bool choose() {
-        if (c.field(FIELD_LAYER) == layer_) return true;
-        layer_ = c.field(FIELD_LAYER);
-        if (!wait(&shared().routing_empty[cursor_.slot], cursor_.parity)) return false;
-        if (!wait_task()) return false;
-        RoutingTable& table = shared().routing[cursor_.slot];
-        const int batch = c.plan.batch;
+    __device__ __forceinline__ bool choose(const Common& r) {
+        if (r.c.field(FIELD_LAYER) == layer_) return true;
+        layer_ = r.c.field(FIELD_LAYER);
+        if (!r.wait(&r.shared().routing_empty[cursor_.slot], cursor_.parity)) return false;
+        if (!r.wait_task()) return false;
+        RoutingTable& table = r.shared().routing[cursor_.slot];
+        const int batch = r.c.plan.batch;
         uint32_t chosen = 0;  // bit 8 i + b: row b goes to this lane's expert i
-        for (int b = 0; b < batch; b += kTogether) choose_rows(b, table, &chosen);
-        list_active(chosen, table);
+#pragma unroll 1
+        for (int b = 0; b < batch; b += kTogether) choose_rows(r, b, table, &chosen);
+        list_active(r.lane, chosen, table);
         __syncwarp();
-        if (lane == 0) barrier_arrive(&shared().routing_full[cursor_.slot]);
+        if (r.lane == 0) barrier_arrive(&r.shared().routing_full[cursor_.slot]);
         cursor_.advance(2);
         return true;
     }
@@ -42,16 +42,18 @@ struct Router : Common {
         return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
     }
 
-    __device__ __forceinline__ void choose_rows(int first, RoutingTable& table, uint32_t* chosen) const {
-        const Geometry& g = c.plan.geometry;
+    __device__ __forceinline__ static void choose_rows(const Common& role, int first, RoutingTable& table,
+                                                       uint32_t* chosen) {
+        const Geometry& g = role.c.plan.geometry;
+        const int lane = role.lane, batch = role.c.plan.batch;
         uint32_t key[kTogether][kOfLane];
-        const float* logits = c.buffer<const float>(FIELD_INPUT_2);
+        const float* logits = role.buffer<const float>(FIELD_INPUT_2);
 #pragma unroll
         for (int r = 0; r < kTogether; ++r) {
 #pragma unroll
             for (int i = 0; i < kOfLane; ++i) {
                 const int expert = lane * kOfLane + i;
-                const bool exists = first + r < c.plan.batch && expert < g.experts;
+                const bool exists = first + r < batch && expert < g.experts;
                 const uint32_t* from =
                     reinterpret_cast<const uint32_t*>(logits + (first + r) * g.experts + expert);
                 key[r][i] = exists ? key_of(__uint_as_float(load_relaxed(from))) : 0;
@@ -59,10 +61,11 @@ struct Router : Common {
         }
         uint32_t best[kTogether] = {};  // lane j keeps choice j
         int expert[kTogether] = {};
+#pragma unroll 1
         for (int j = 0; j < g.top_k; ++j) {
 #pragma unroll
             for (int r = 0; r < kTogether; ++r) {
-                if (first + r >= c.plan.batch || !live(first + r)) continue;
+                if (first + r >= batch || !role.live(first + r)) continue;
                 uint32_t(&k)[kOfLane] = key[r];
                 const uint32_t mine = max(max(k[0], k[1]), max(k[2], k[3]));
                 const uint32_t most = __reduce_max_sync(~0u, mine);
@@ -82,11 +85,12 @@ struct Router : Common {
         }
 #pragma unroll
         for (int r = 0; r < kTogether; ++r) {
-            if (first + r >= c.plan.batch || !live(first + r)) continue;
+            if (first + r >= batch || !role.live(first + r)) continue;
             const float logit = logit_of(best[r]);
             float weight = g.softmax_router ? expf(logit - __shfl_sync(~0u, logit, 0)) : sigmoid(logit);
             if (g.softmax_router || g.renormalise) {
                 float sum = 0;
+#pragma unroll 1
                 for (int j = 0; j < g.top_k; ++j) sum += __shfl_sync(~0u, weight, j);
                 weight /= sum;
             }
@@ -98,7 +102,7 @@ struct Router : Common {
     }
 
     // The active experts in ascending order, with their rows.
-    __device__ __forceinline__ void list_active(uint32_t chosen, RoutingTable& table) const {
+    __device__ __forceinline__ static void list_active(int lane, uint32_t chosen, RoutingTable& table) {
         uint32_t used[kOfLane];
         int before = 0, active = 0;
 #pragma unroll

@@ -1,5 +1,6 @@
 // The shared memory of a block of the pipelined kernel: what its roles hand to each other.
 //
+//   tasks    ring of descriptors, filled by the controller for everybody
 //   pages    ring of weight rows and keys, filled by the producer for the consumers
 //   input    the normalised input of a layer, from the loader for the consumers
 //   stages   ring of other activations, filled by the loader for the consumers
@@ -16,16 +17,17 @@
 
 namespace north_jax::megakernel::pipeline {
 
-enum class Role : int { kProducer, kRouter, kStorer, kLoader, kConsumer, kSide };
+enum class Role : int { kController, kProducer, kStorer, kLoader, kRouter, kConsumer, kSide };
 
 constexpr int kMaxBatch = 8;           // rows: the columns of a tensor-core product
 constexpr int kMaxPipelineExperts = 128;
 constexpr int kConsumerWarps = 8;
 constexpr int kStorerWarps = 2;        // tiles go to one and the other in turn
-constexpr int kLoaderWarps = 4;
+constexpr int kLoaderWarps = 4;        // the second one is the router too, between norms
 constexpr int kSideWarps = 4;
 constexpr int kWarps = kConsumerWarps + 2 + kStorerWarps + kLoaderWarps + kSideWarps;
 constexpr int kThreads = kWarps * 32;
+constexpr int kTaskReaders = kWarps - 1;  // all but the controller
 constexpr int kTileRows = 16;          // weight rows of a page: those of a product
 
 constexpr int kPageColumns = 1024;     // of a weight row: copies of 2 KB reach the memory's full bandwidth
@@ -36,6 +38,9 @@ constexpr int kMaxPages = 7;
 constexpr int kPagesInFlight = 2;      // that have not landed: more are latency for everybody's loads
 constexpr int kStages = 2;
 constexpr int kMinStageBytes = 4 * kRowStride;
+
+constexpr int kTasksOfSlot = 4;
+constexpr int kTaskSlots = 4;
 
 constexpr int kHeadDim = 128;
 constexpr int kQueryHeads = 8;         // of a KV head, at most
@@ -53,9 +58,26 @@ struct RoutingTable {
     // Which of row b's choices is `expert`.
     __device__ __forceinline__ int choice_of(int b, int expert) const {
         int j = 0;
+#pragma unroll 1
         while (choice[b][j] != expert) ++j;
         return j;
     }
+};
+
+// One item of attention, and the pages that hold its earlier keys.
+struct KeyRange {
+    int row, head, split, splits;
+    int begin, end;  // positions whose keys are in pages
+    int first_page, pages;
+    int has_self;    // the step's own key is this split's too
+};
+
+// What waits need wherever they are.
+struct Patience {
+    uint32_t* abort;
+    DeviceFault* fault;
+    const uint32_t* counters;
+    uint64_t timeout_ns;
 };
 
 struct Shared {
@@ -67,7 +89,11 @@ struct Shared {
     uint64_t scores_ready;  // of the consumers among themselves
     uint64_t head_stored;   // the second storer's part of the logits
     uint64_t step_begins;
-    int32_t task[kWarps][kDescriptorFields];
+    uint64_t tasks_full[kTaskSlots], tasks_empty[kTaskSlots];
+    alignas(16) PipelineTask task[kTaskSlots][kTasksOfSlot];
+    KeyRange keys[kWarps];
+    Patience patience;
+    int first_task, end_task;
     alignas(16) float scores[2][kQueryHeads * kScoreStride];
     float self_score[2][kQueryHeads];              // of the key of this very step
     float norm_sums[2][kLoaderWarps];
@@ -79,9 +105,9 @@ struct Shared {
     bool ended;
 };
 
-// Of one row as a step begins: its parameters, and cosine and sine of its position.
+// Of one row as a step begins: its parameters, cosine and sine of its position, the pages that it lies in.
 constexpr int kRotationBytes = kHeadDim / 2 * static_cast<int>(sizeof(float2));
-constexpr int kRowBytesOfStep = kRowFields * 4 + kRotationBytes;
+constexpr int kRowBytesOfStep = kRowFields * 4 + kRotationBytes + 2 * 4;
 
 // Sizes that depend on the batch; equal on host and device.
 struct Layout {
@@ -93,7 +119,7 @@ struct Layout {
     int bytes;       // of all
 };
 
-__host__ __device__ constexpr int align(int bytes) { return (bytes + 127) / 128 * 128; }
+__host__ __device__ constexpr int align(int bytes) { return (bytes + 15) / 16 * 16; }
 
 // As many pages as fit into `total` bytes.
 __host__ __device__ constexpr Layout layout(int batch, int hidden, int total) {
@@ -114,6 +140,7 @@ struct Memory {
     Shared* shared;
     int32_t* rows;          // [batch, kRowFields]
     float2* rotation;       // [batch, kHeadDim / 2]
+    int32_t* pages_of_rows; // [batch, 2]: full, sliding
     SampleScratch* sample;  // in place of stages, which nobody uses while tokens are drawn
     uint32_t pages;         // shared-memory addresses
     uint32_t input;
@@ -127,6 +154,7 @@ struct Memory {
         unsigned char* next = base + align(sizeof(Shared));
         rotation = reinterpret_cast<float2*>(next);
         rows = reinterpret_cast<int32_t*>(next + l.batch * kRotationBytes);
+        pages_of_rows = rows + l.batch * kRowFields;
         next += align(l.batch * kRowBytesOfStep);
         pages = shared_address(next);
         next += l.pages * kPageBytes;

@@ -22,9 +22,19 @@ struct Side : Common {
         const Geometry& g = c.plan.geometry;
         const int batch = c.plan.batch, thread = team().thread;
         if (!ended) {
+#pragma unroll 1
             for (int i = thread; i < batch * kRowFields; i += kSideWarps * 32) {
                 memory.rows[i] = __ldcg(c.batch.rows + i);
             }
+            if (thread < 2 * batch) {
+                const int b = thread / 2, page = __ldcg(c.batch.rows + b * kRowFields + ROW_POSITION) / kPageTokens;
+                const DeviceBatch& all = c.batch;
+                memory.pages_of_rows[thread] =
+                    thread % 2 == 0
+                        ? (page < all.full_entries ? __ldg(all.full_table + b * all.full_entries + page) : -1)
+                        : __ldg(all.sliding_table + b * all.sliding_entries + page % all.sliding_entries);
+            }
+#pragma unroll 1
             for (int i = thread; i < batch * (g.head_dim / 2); i += kSideWarps * 32) {
                 const int b = i / (g.head_dim / 2), pair = i % (g.head_dim / 2);
                 const int position = __ldcg(c.batch.rows + b * kRowFields + ROW_POSITION);
@@ -45,6 +55,7 @@ struct Side : Common {
         const int b = c.batch_begin(), group = g.heads / g.kv_heads;
         if (live(b)) {
             const int splits = attention_splits(position(b), c.field(FIELD_WINDOW)).count;
+#pragma unroll 1
             for (int h = 0; h < c.field(FIELD_ROW_COUNT); ++h) {
                 const int head = c.field(FIELD_ROW_BEGIN) + h, kv = head / group;
                 const int first = (b * g.kv_heads + kv) * kMaxSplits * group + head % group;
@@ -61,8 +72,8 @@ struct Side : Common {
 
     __device__ __forceinline__ void combine_head(int b, int head, int first, int group, int splits) const {
         Shared& s = shared();
-        const float* partial = c.buffer<const float>(FIELD_INPUT);
-        const float* stats = c.buffer<const float>(FIELD_INPUT_2);
+        const float* partial = buffer<const float>(FIELD_INPUT);
+        const float* stats = buffer<const float>(FIELD_INPUT_2);
         const int from = warp * kSplitsOfWarp;
         float4 value[kSplitsOfWarp];
 #pragma unroll
@@ -91,7 +102,7 @@ struct Side : Common {
         if (warp > 0) *reinterpret_cast<float4*>(&s.combined[warp - 1][lane * 4]) = sum;
         team().sync();
         if (warp == 0) {
-            bf16* out = c.buffer<bf16>(FIELD_OUTPUT) + (b * c.plan.geometry.heads + head) * kHeadDim + lane * 4;
+            bf16* out = buffer<bf16>(FIELD_OUTPUT) + (b * c.plan.geometry.heads + head) * kHeadDim + lane * 4;
 #pragma unroll
             for (int w = 1; w < kSideWarps; ++w) {
                 const float4 other = *reinterpret_cast<const float4*>(&s.combined[w - 1][lane * 4]);

@@ -28,6 +28,7 @@ struct Storer : Common {
         if (!take()) return false;
         const int batch = c.plan.batch;
         const float* sums = memory.sums + warp * (memory.layout.sums_bytes / 4);
+#pragma unroll 1
         for (int first = 0; first < batch; first += 2) {
             const int b = first + lane / 16, row = lane % 16;
             float sum = 0;
