@@ -173,6 +173,7 @@ void CudaPlatform::prepare(const TaskLists& lists) {
     std::copy(std::begin(lists.buffers), std::end(lists.buffers), view.buffers);
     view.sms = lists.sms();
     view.batch = lists.batch;
+    view.window = pipelined ? megakernel::pipeline_window(lists) : 0;
     const std::lock_guard lock(mutex_);
     plans_[&lists] = std::move(plan);
 }

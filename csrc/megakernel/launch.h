@@ -37,6 +37,7 @@ struct DevicePlan {
     int32_t sms;
     int32_t batch;
     bool pipelined;  // by the pipelined kernel, not the plain one
+    int32_t window;  // of sliding layers, for the pipelined kernel
 };
 
 // Words that the SMs synchronise through, in device memory; zeroed on the stream before every launch.
@@ -83,6 +84,9 @@ const char* unsupported(const Geometry& geometry, int32_t batch);
 
 // "" or why the pipelined kernel does not run these lists, which the plain one then does.
 std::string not_pipelined(const Geometry& geometry, Type type, const TaskLists& lists);
+
+// The window of its sliding layers, 0 where there is none.
+int32_t pipeline_window(const TaskLists& lists);
 
 // Enqueue one quantum: a cooperative launch of plan.sms blocks. `channel` and `fault` are device addresses of mapped
 // memory. The plain kernel runs any lists, in float32 too; the pipelined one is the fast one.

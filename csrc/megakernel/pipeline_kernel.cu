@@ -187,7 +187,7 @@ __device__ void init_barriers(Shared& s) {
     }
     barrier_init(&s.input_full, 1);
     barrier_init(&s.input_empty, kConsumerWarps);
-    for (int i = 0; i < kStorerWarps; ++i) {
+    for (int i = 0; i < kMaxSums; ++i) {
         barrier_init(&s.sums_full[i], kConsumerWarps);
         barrier_init(&s.sums_empty[i], 1);
     }
@@ -262,6 +262,8 @@ std::string not_pipelined(const Geometry& geometry, Type type, const TaskLists& 
     const std::string reason = pipeline::refuse_geometry(geometry, lists.batch);
     return reason.empty() ? pipeline::refuse_lists(lists) : reason;
 }
+
+int32_t pipeline_window(const TaskLists& lists) { return pipeline::window_of(lists); }
 
 cudaError_t launch_pipelined(const DevicePlan& plan, const DeviceWords& words, const DeviceBatch& batch,
                              Channel* channel, DeviceFault* fault, const Quantum& quantum, cudaStream_t stream) {

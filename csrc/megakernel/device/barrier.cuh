@@ -47,7 +47,24 @@ __device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, int byt
                  : "memory");
 }
 
-// Orders what this thread has seen of memory before its bulk copies to come, and its own writes before those of others.
-__device__ __forceinline__ void fence_bulk_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
+// How the L2 treats lines that are read once: they go before all others. What the SMs exchange, and their instructions,
+// then stay.
+__device__ __forceinline__ uint64_t evict_first_policy() {
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ void bulk_copy_once(uint32_t to, const void* from, int bytes, uint64_t* barrier,
+                                               uint64_t policy) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+            to),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+        : "memory");
+}
+
+// Orders what this thread has seen of global memory before its bulk copies to come.
+__device__ __forceinline__ void fence_bulk_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 }  // namespace north_jax::megakernel

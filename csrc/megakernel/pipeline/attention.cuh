@@ -24,39 +24,48 @@ static_assert(2 * kKeyRows == kTileRows, "keys and values of a KV page fill a pa
 constexpr int kQueryStride = kHeadDim * 2 + 16;                 // bytes of a staged head
 static_assert((kQueryHeads + 2) * kQueryStride <= kMinStageBytes, "queries, key and value fit into a stage");
 
-// Written by a function of its own, for all roles: the arithmetic is long.
-__device__ __noinline__ inline void find_keys(KeyRange* to, const int32_t* rows, int batch_begin, int kv_heads,
-                                              int window, int number) {
-    const AttentionItem which = attention_item(rows, batch_begin, kv_heads, window, number);
-    const int position = rows[which.row * kRowFields + ROW_POSITION];
-    const Splits splits = attention_splits(position, window);
+// Written by a function of its own, for all roles: the arithmetic is long. All lanes do the same.
+__device__ __noinline__ inline void find_keys(KeyRange* to, const Splits* of_rows, int batch_begin, int kv_heads,
+                                              int number) {
+    int row = batch_begin;
+    for (;; ++row) {
+        const int items = of_rows[row].count * kv_heads;
+        if (number < items) break;
+        number -= items;
+    }
+    const Splits& splits = of_rows[row];
     KeyRange i;
-    i.row = which.row, i.head = which.head, i.split = which.split, i.splits = splits.count;
-    i.begin = splits.first(which.split);
-    i.has_self = splits.last(which.split) == position + 1;
-    i.end = i.has_self ? position : splits.last(which.split);
+    i.row = row, i.head = number / splits.count, i.split = number - i.head * splits.count, i.splits = splits.count;
+    i.begin = splits.first(i.split);
+    i.has_self = i.split + 1 == splits.count;
+    i.end = i.has_self ? splits.end - 1 : splits.last(i.split);
     i.first_page = i.begin / kPageTokens;
     i.pages = i.end > i.begin ? (i.end - 1) / kPageTokens - i.first_page + 1 : 0;
     *to = i;
 }
 
-__device__ __noinline__ inline int count_items(const int32_t* rows, int begin, int count, int kv_heads, int window) {
-    return attention_item_count(rows, begin, count, kv_heads, window);
-}
-
 struct Attention {
     using Item = KeyRange;
 
-    // All lanes write the same.
+    __device__ __forceinline__ static const Splits* splits(const Common& r) {
+        return r.memory.splits + (r.c.field(FIELD_WINDOW) > 0 ? r.c.plan.batch : 0);
+    }
     __device__ __forceinline__ static Item item(const Common& r, int number) {
-        KeyRange* to = &r.shared().keys[threadIdx.x / 32];
-        find_keys(to, r.memory.rows, r.c.batch_begin(), r.c.plan.geometry.kv_heads, r.c.field(FIELD_WINDOW), number);
+        const Role role = static_cast<Role>(r.c.role);
+        KeyRange* to = &r.shared().keys[role == Role::kProducer ? 0
+                                        : role == Role::kStorer ? 1 + r.warp
+                                        : role == Role::kLoader ? 3
+                                                                : 4];
+        find_keys(to, splits(r), r.c.batch_begin(), r.c.plan.geometry.kv_heads, number);
         __syncwarp();
         return *to;
     }
     __device__ __forceinline__ static int items(const Common& r) {
-        return count_items(r.memory.rows, r.c.batch_begin(), r.c.field(FIELD_BATCH_COUNT),
-                           r.c.plan.geometry.kv_heads, r.c.field(FIELD_WINDOW));
+        const Splits* of_rows = splits(r);
+        int count = 0;
+#pragma unroll 1
+        for (int b = r.c.batch_begin(); b < r.c.batch_end(); ++b) count += of_rows[b].count;
+        return count * r.c.plan.geometry.kv_heads;
     }
 
     __device__ __forceinline__ static bool run(Producer& r) {

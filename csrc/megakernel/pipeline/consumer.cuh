@@ -58,31 +58,25 @@ struct Consumer : Common {
 
     // Hands the sums of a tile to the storer whose turn it is, and begins new ones.
     __device__ __forceinline__ bool hand_over() {
-        const int storer = tiles_ % kStorerWarps;
-        const uint32_t parity = tiles_ / kStorerWarps & 1;
-        ++tiles_;
-        if (!wait(&shared().sums_empty[storer], parity ^ 1)) return false;
-        const int batch = c.plan.batch, g = lane / 4, column = lane % 4 * 2;
-        float* to = memory.sums + storer * (memory.layout.sums_bytes / 4) + (warp * batch + column) * kSumsStride + g;
+        if (!wait(&shared().sums_empty[sums_.slot], sums_.parity)) return false;
+        const int batch = c.plan.batch, stride = sums_stride(batch), g = lane / 4, column = lane % 4 * 2;
+        float* to = memory.sums + sums_.slot * (memory.layout.sums_bytes / 4) + (warp * batch + column) * stride + g;
         if (column < batch) {
             to[0] = sum[0][0] + sum[1][0];
             to[8] = sum[0][2] + sum[1][2];
         }
         if (column + 1 < batch) {
-            to[kSumsStride] = sum[0][1] + sum[1][1];
-            to[kSumsStride + 8] = sum[0][3] + sum[1][3];
+            to[stride] = sum[0][1] + sum[1][1];
+            to[stride + 8] = sum[0][3] + sum[1][3];
         }
-        arrive_at_storer(storer);
+        arrive_at_storer();
         return true;
     }
 
     // Tells the storer whose turn it is that this warp's part of something is in global memory.
     __device__ __forceinline__ bool hand_over_stored() {
-        const int storer = tiles_ % kStorerWarps;
-        const uint32_t parity = tiles_ / kStorerWarps & 1;
-        ++tiles_;
-        if (!wait(&shared().sums_empty[storer], parity ^ 1)) return false;
-        arrive_at_storer(storer);
+        if (!wait(&shared().sums_empty[sums_.slot], sums_.parity)) return false;
+        arrive_at_storer();
         return true;
     }
 
@@ -148,9 +142,10 @@ struct Consumer : Common {
         for (int k = 0; k < kSteps; ++k) multiply_add(sum[k % 2], a[k], b[k]);
     }
 
-    __device__ __forceinline__ void arrive_at_storer(int storer) const {
+    __device__ __forceinline__ void arrive_at_storer() {
         __syncwarp();
-        if (lane == 0) barrier_arrive(&shared().sums_full[storer]);
+        if (lane == 0) barrier_arrive(&shared().sums_full[sums_.slot]);
+        sums_.advance(memory.layout.sums);
     }
 
     __device__ __forceinline__ void release_input() {
@@ -162,8 +157,7 @@ struct Consumer : Common {
     }
 
     int input_layer_ = -1;
-    Cursor page_, stage_, input_;
-    int tiles_ = 0;
+    Cursor page_, stage_, input_, sums_ = Cursor::filling();
     uint32_t met_ = 0;
 };
 

@@ -29,7 +29,20 @@ inline std::string refuse_geometry(const Geometry& g, int32_t batch) {
     return "";
 }
 
+// The window of attention tasks that have one; 0 where none has.
+inline int32_t window_of(const TaskLists& lists) {
+    for (size_t at = 0; at < lists.tasks.size(); at += kDescriptorFields) {
+        const int32_t* task = &lists.tasks[at];
+        if (task[FIELD_OPCODE] == ATTN_DECODE && task[FIELD_WINDOW] > 0) return task[FIELD_WINDOW];
+    }
+    return 0;
+}
+
 inline std::string refuse_lists(const TaskLists& lists) {
+    const int32_t window = window_of(lists);
+    for (const BufferPlace& place : lists.buffers) {
+        if (place.planes > 1 && place.plane_bytes % 16 != 0) return "buffers that are no multiple of 16 bytes";
+    }
     for (int32_t sm = 0; sm < lists.sms(); ++sm) {
         int heads = 0;
         bool unread = false;  // an input that nobody has taken
@@ -58,9 +71,11 @@ inline std::string refuse_lists(const TaskLists& lists) {
                 case MOE_DOWN:
                     if (rows > kTileRows) return "tiles of more than 16 rows";
                     break;
-                case EMBED:
                 case ATTN_DECODE:
                 case ATTN_COMBINE:
+                    if (task[FIELD_WINDOW] > 0 && task[FIELD_WINDOW] != window) return "windows of different sizes";
+                    break;
+                case EMBED:
                 case SAMPLE_CUTOFF:
                 case SAMPLE_MASS:
                 case SAMPLE_DRAW:

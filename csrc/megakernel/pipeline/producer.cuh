@@ -23,7 +23,7 @@ struct Producer : Common {
         if (lane == 0) barrier_arrive_expect(full, rows * bytes);
         __syncwarp();
         if (lane < rows) {
-            bulk_copy(memory.pages + filled_.slot * kPageBytes + lane * kRowStride, from, bytes, full);
+            bulk_copy_once(memory.pages + filled_.slot * kPageBytes + lane * kRowStride, from, bytes, full, policy_);
         }
         filled_.advance(memory.layout.pages);
         return true;
@@ -51,6 +51,7 @@ struct Producer : Common {
     Cursor filled_ = Cursor::filling();
     Cursor landed_;
     int in_flight_ = 0;
+    const uint64_t policy_ = evict_first_policy();
 };
 
 }  // namespace north_jax::megakernel::pipeline

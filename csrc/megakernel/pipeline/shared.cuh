@@ -12,6 +12,7 @@
 #pragma once
 
 #include "csrc/megakernel/device/barrier.cuh"
+#include "csrc/megakernel/division.h"
 #include "csrc/megakernel/device/context.cuh"
 #include "csrc/megakernel/operations/sample.cuh"
 
@@ -23,6 +24,7 @@ constexpr int kMaxBatch = 8;           // rows: the columns of a tensor-core pro
 constexpr int kMaxPipelineExperts = 128;
 constexpr int kConsumerWarps = 8;
 constexpr int kStorerWarps = 2;        // tiles go to one and the other in turn
+constexpr int kMaxSums = 4;            // slots of sums
 constexpr int kLoaderWarps = 4;        // the second one is the router too, between norms
 constexpr int kSideWarps = 4;
 constexpr int kWarps = kConsumerWarps + 2 + kStorerWarps + kLoaderWarps + kSideWarps;
@@ -40,12 +42,13 @@ constexpr int kStages = 2;
 constexpr int kMinStageBytes = 4 * kRowStride;
 
 constexpr int kTasksOfSlot = 4;
-constexpr int kTaskSlots = 4;
+constexpr int kTaskSlots = 3;
 
 constexpr int kHeadDim = 128;
 constexpr int kQueryHeads = 8;         // of a KV head, at most
 constexpr int kScoreStride = 80;       // floats of a head's scores of a page: 64 keys, 4 unused after every 16
-constexpr int kSumsStride = 20;        // floats of a column of sums: 16 rows, and 4 against bank conflicts
+// Floats of a column of sums: 16 rows, and 4 against bank conflicts between columns.
+__host__ __device__ constexpr int sums_stride(int batch) { return batch == 1 ? 16 : 20; }
 
 // The experts of a layer. Ranks number the active ones in ascending order.
 struct RoutingTable {
@@ -84,14 +87,14 @@ struct Shared {
     uint64_t page_full[kMaxPages], page_empty[kMaxPages];
     uint64_t stage_full[kStages], stage_empty[kStages];
     uint64_t input_full, input_empty;
-    uint64_t sums_full[kStorerWarps], sums_empty[kStorerWarps];
+    uint64_t sums_full[kMaxSums], sums_empty[kMaxSums];
     uint64_t routing_full[2], routing_empty[2];
     uint64_t scores_ready;  // of the consumers among themselves
     uint64_t head_stored;   // the second storer's part of the logits
     uint64_t step_begins;
     uint64_t tasks_full[kTaskSlots], tasks_empty[kTaskSlots];
     alignas(16) PipelineTask task[kTaskSlots][kTasksOfSlot];
-    KeyRange keys[kWarps];
+    KeyRange keys[5];                              // of producer, storers, loader and consumers, who all write the same
     Patience patience;
     int first_task, end_task;
     alignas(16) float scores[2][kQueryHeads * kScoreStride];
@@ -99,7 +102,7 @@ struct Shared {
     float norm_sums[2][kLoaderWarps];
     Best best[kMaxBatch];
     RoutingTable routing[2];
-    alignas(16) float combined[kSideWarps - 1][kHeadDim];
+    alignas(16) float combined[kSideWarps / 2][kHeadDim];
     uint32_t live;                                 // rows that the step began with
     uint32_t decision;
     bool ended;
@@ -107,7 +110,7 @@ struct Shared {
 
 // Of one row as a step begins: its parameters, cosine and sine of its position, the pages that it lies in.
 constexpr int kRotationBytes = kHeadDim / 2 * static_cast<int>(sizeof(float2));
-constexpr int kRowBytesOfStep = kRowFields * 4 + kRotationBytes + 2 * 4;
+constexpr int kRowBytesOfStep = kRowFields * 4 + kRotationBytes + 2 * 4 + 2 * static_cast<int>(sizeof(Splits));
 
 // Sizes that depend on the batch; equal on host and device.
 struct Layout {
@@ -116,6 +119,7 @@ struct Layout {
     int input_bytes;
     int stage_bytes;
     int sums_bytes;  // of one slot
+    int sums;        // slots: both storers have as many
     int bytes;       // of all
 };
 
@@ -127,8 +131,9 @@ __host__ __device__ constexpr Layout layout(int batch, int hidden, int total) {
     l.batch = batch;
     l.input_bytes = (hidden + kPageColumns - 1) / kPageColumns * batch * kRowStride;
     l.stage_bytes = batch * kRowStride > kMinStageBytes ? batch * kRowStride : kMinStageBytes;
-    l.sums_bytes = kConsumerWarps * batch * kSumsStride * 4;
-    const int fixed = align(sizeof(Shared)) + align(batch * kRowBytesOfStep) + align(l.input_bytes) + align(kStages * l.stage_bytes) + align(kStorerWarps * l.sums_bytes);
+    l.sums_bytes = kConsumerWarps * batch * sums_stride(batch) * 4;
+    l.sums = batch <= 2 ? kMaxSums : kStorerWarps;
+    const int fixed = align(sizeof(Shared)) + align(batch * kRowBytesOfStep) + align(l.input_bytes) + align(kStages * l.stage_bytes) + align(l.sums * l.sums_bytes);
     l.pages = (total - fixed) / kPageBytes;
     if (l.pages > kMaxPages) l.pages = kMaxPages;
     l.bytes = fixed + l.pages * kPageBytes;
@@ -141,6 +146,7 @@ struct Memory {
     int32_t* rows;          // [batch, kRowFields]
     float2* rotation;       // [batch, kHeadDim / 2]
     int32_t* pages_of_rows; // [batch, 2]: full, sliding
+    Splits* splits;         // [2, batch], of full and of sliding layers; count 0 in idle rows
     SampleScratch* sample;  // in place of stages, which nobody uses while tokens are drawn
     uint32_t pages;         // shared-memory addresses
     uint32_t input;
@@ -155,6 +161,7 @@ struct Memory {
         rotation = reinterpret_cast<float2*>(next);
         rows = reinterpret_cast<int32_t*>(next + l.batch * kRotationBytes);
         pages_of_rows = rows + l.batch * kRowFields;
+        splits = reinterpret_cast<Splits*>(pages_of_rows + 2 * l.batch);
         next += align(l.batch * kRowBytesOfStep);
         pages = shared_address(next);
         next += l.pages * kPageBytes;

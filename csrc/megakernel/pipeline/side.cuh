@@ -26,6 +26,14 @@ struct Side : Common {
             for (int i = thread; i < batch * kRowFields; i += kSideWarps * 32) {
                 memory.rows[i] = __ldcg(c.batch.rows + i);
             }
+            if (thread >= 32 && thread < 32 + 2 * batch) {  // other threads than those with page numbers
+                const int i = thread - 32, b = i % batch;
+                const int position = __ldcg(c.batch.rows + b * kRowFields + ROW_POSITION);
+                const bool live = __ldcg(c.batch.rows + b * kRowFields + ROW_REMAINING) > 0;
+                Splits splits = attention_splits(position, i < batch ? 0 : c.plan.window);
+                if (!live) splits.count = 0;
+                memory.splits[i] = splits;
+            }
             if (thread < 2 * batch) {
                 const int b = thread / 2, page = __ldcg(c.batch.rows + b * kRowFields + ROW_POSITION) / kPageTokens;
                 const DeviceBatch& all = c.batch;
@@ -54,7 +62,7 @@ struct Side : Common {
         if (!team().all(warp != 0 || wait_task())) return false;
         const int b = c.batch_begin(), group = g.heads / g.kv_heads;
         if (live(b)) {
-            const int splits = attention_splits(position(b), c.field(FIELD_WINDOW)).count;
+            const int splits = memory.splits[(c.field(FIELD_WINDOW) > 0 ? c.plan.batch : 0) + b].count;
 #pragma unroll 1
             for (int h = 0; h < c.field(FIELD_ROW_COUNT); ++h) {
                 const int head = c.field(FIELD_ROW_BEGIN) + h, kv = head / group;
@@ -98,16 +106,19 @@ struct Side : Common {
             const float f = __shfl_sync(~0u, factor, from + i);
             sum.x += f * value[i].x, sum.y += f * value[i].y, sum.z += f * value[i].z, sum.w += f * value[i].w;
         }
-        team().sync();  // the last head has been read
-        if (warp > 0) *reinterpret_cast<float4*>(&s.combined[warp - 1][lane * 4]) = sum;
-        team().sync();
-        if (warp == 0) {
-            bf16* out = buffer<bf16>(FIELD_OUTPUT) + (b * c.plan.geometry.heads + head) * kHeadDim + lane * 4;
+        // The upper half of the warps, then warp 1, add to those below.
 #pragma unroll
-            for (int w = 1; w < kSideWarps; ++w) {
-                const float4 other = *reinterpret_cast<const float4*>(&s.combined[w - 1][lane * 4]);
+        for (int half = kSideWarps / 2; half > 0; half /= 2) {
+            team().sync();  // the last values have been read
+            if (warp >= half && warp < 2 * half) *reinterpret_cast<float4*>(&s.combined[warp - half][lane * 4]) = sum;
+            team().sync();
+            if (warp < half) {
+                const float4 other = *reinterpret_cast<const float4*>(&s.combined[warp][lane * 4]);
                 sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
             }
+        }
+        if (warp == 0) {
+            bf16* out = buffer<bf16>(FIELD_OUTPUT) + (b * c.plan.geometry.heads + head) * kHeadDim + lane * 4;
             *reinterpret_cast<uint2*>(out) = {pack(sum.x / total, sum.y / total), pack(sum.z / total, sum.w / total)};
         }
     }

@@ -9,16 +9,20 @@ struct Storer : Common {
     using Common::Common;
     RoutingReader routing;
 
-    // Whether the next tile is this warp's.
-    __device__ __forceinline__ bool next_is_mine() { return tiles_++ % kStorerWarps == warp; }
+    // Whether the next tile is this warp's: those in even slots are the first one's.
+    __device__ __forceinline__ bool next_is_mine() {
+        const bool mine = sums_.slot % kStorerWarps == warp;
+        if (!mine) sums_.advance(memory.layout.sums);
+        return mine;
+    }
 
     // Waits for the next tile of this warp.
-    __device__ __forceinline__ bool take() const { return wait(&shared().sums_full[warp], parity_); }
+    __device__ __forceinline__ bool take() const { return wait(&shared().sums_full[sums_.slot], sums_.parity); }
 
     __device__ __forceinline__ void release() {
         __syncwarp();
-        if (lane == 0) barrier_arrive(&shared().sums_empty[warp]);
-        parity_ ^= 1;
+        if (lane == 0) barrier_arrive(&shared().sums_empty[sums_.slot]);
+        sums_.advance(memory.layout.sums);
     }
 
     // Takes a tile: store(row of the batch, row of the tile, sum, whether there is such a row of the batch), by the
@@ -26,15 +30,15 @@ struct Storer : Common {
     template <class Store>
     __device__ __forceinline__ bool store_tile(Store store) {
         if (!take()) return false;
-        const int batch = c.plan.batch;
-        const float* sums = memory.sums + warp * (memory.layout.sums_bytes / 4);
+        const int batch = c.plan.batch, stride = sums_stride(batch);
+        const float* sums = memory.sums + sums_.slot * (memory.layout.sums_bytes / 4);
 #pragma unroll 1
         for (int first = 0; first < batch; first += 2) {
             const int b = first + lane / 16, row = lane % 16;
             float sum = 0;
             if (b < batch) {
 #pragma unroll
-                for (int w = 0; w < kConsumerWarps; ++w) sum += sums[(w * batch + b) * kSumsStride + row];
+                for (int w = 0; w < kConsumerWarps; ++w) sum += sums[(w * batch + b) * stride + row];
             }
             store(b, row, sum, b < batch && live(b));
         }
@@ -50,8 +54,7 @@ struct Storer : Common {
     __device__ __forceinline__ void arrive() const { arrive(c.field(FIELD_ARRIVE), c.field(FIELD_ARRIVE_COUNT)); }
 
    private:
-    int tiles_ = 0;
-    uint32_t parity_ = 0;
+    Cursor sums_;
 };
 
 }  // namespace north_jax::megakernel::pipeline
