@@ -141,6 +141,9 @@ void bind_decode_engine(nb::module_& module) {
             },
             "schedule"_a, "steps"_a, nb::kw_only(), "threads"_a = 1, "seed"_a = 0, "timeout_s"_a = 10.0,
             "counter_origin"_a = 0)
+        .def(
+            "not_pipelined", [](Handle& engine, int32_t schedule) { return engine->not_pipelined(schedule); },
+            "schedule"_a)
         .def("drop_queued", [](Handle& engine) { engine->drop_queued(); })
         .def("stop", [](Handle& engine) { engine->stop(); })
         .def(

@@ -5,6 +5,7 @@
 #include <new>
 #include <stdexcept>
 
+#include "csrc/megakernel/pipeline/limits.h"
 #include "csrc/reference/report.h"
 
 namespace north_jax {
@@ -162,7 +163,7 @@ bool CudaPlatform::busy() const { return cudaEventQuery(launched_) == cudaErrorN
 
 void CudaPlatform::prepare(const TaskLists& lists) {
     const OnDevice current(device_);
-    const bool pipelined = megakernel::not_pipelined(model_.geometry, model_.type, lists).empty();
+    const bool pipelined = megakernel::pipeline::refuse(model_.geometry, model_.type, lists).empty();
     auto plan = std::make_unique<Plan>(lists, model_, pipelined);
     DevicePlan& view = plan->plan;
     view.geometry = model_.geometry;
@@ -173,7 +174,7 @@ void CudaPlatform::prepare(const TaskLists& lists) {
     std::copy(std::begin(lists.buffers), std::end(lists.buffers), view.buffers);
     view.sms = lists.sms();
     view.batch = lists.batch;
-    view.window = pipelined ? megakernel::pipeline_window(lists) : 0;
+    view.window = pipelined ? megakernel::pipeline::window_of(lists) : 0;
     const std::lock_guard lock(mutex_);
     plans_[&lists] = std::move(plan);
 }

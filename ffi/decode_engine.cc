@@ -7,6 +7,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "csrc/megakernel/pipeline/limits.h"
+
 namespace north_jax {
 namespace {
 
@@ -88,6 +90,13 @@ uint32_t DecodeEngine::queue(int32_t schedule, int32_t steps, const megakernel::
     require(steps >= 1, "a quantum of " + std::to_string(steps) + " steps");
     queue_.push_back({++queued_, schedules_[schedule], steps, options});
     return queued_;
+}
+
+std::string DecodeEngine::not_pipelined(int32_t schedule) const {
+    const std::lock_guard lock(mutex_);
+    require(0 <= schedule && schedule < static_cast<int32_t>(schedules_.size()),
+            "no schedule has number " + std::to_string(schedule));
+    return megakernel::pipeline::refuse(model_.geometry, model_.type, *schedules_[schedule]);
 }
 
 void DecodeEngine::drop_queued() {

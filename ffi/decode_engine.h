@@ -45,6 +45,10 @@ class DecodeEngine {
     // Throws std::invalid_argument for lists whose sizes do not fit together. Gives the schedule's number.
     int32_t add_schedule(megakernel::TaskLists lists);
 
+    // "" or why the pipelined CUDA kernel would not run a schedule. Throws std::invalid_argument for one that was not
+    // added.
+    std::string not_pipelined(int32_t schedule) const;
+
     // Gives the quantum's number. Throws std::invalid_argument for a schedule that was not added, or steps < 1.
     uint32_t queue(int32_t schedule, int32_t steps, const megakernel::ExecutorOptions& options);
 

@@ -4,7 +4,6 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <string>
 
 #include "csrc/megakernel/channel.h"
 #include "csrc/megakernel/plan.h"
@@ -81,12 +80,6 @@ struct Quantum {
 
 // "" or why this device or model cannot run the kernel.
 const char* unsupported(const Geometry& geometry, int32_t batch);
-
-// "" or why the pipelined kernel does not run these lists, which the plain one then does.
-std::string not_pipelined(const Geometry& geometry, Type type, const TaskLists& lists);
-
-// The window of its sliding layers, 0 where there is none.
-int32_t pipeline_window(const TaskLists& lists);
 
 // Enqueue one quantum: a cooperative launch of plan.sms blocks. `channel` and `fault` are device addresses of mapped
 // memory. The plain kernel runs any lists, in float32 too; the pipelined one is the fast one.

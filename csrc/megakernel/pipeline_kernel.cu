@@ -13,7 +13,6 @@
 #include "csrc/megakernel/pipeline/attention.cuh"
 #include "csrc/megakernel/pipeline/controller.cuh"
 #include "csrc/megakernel/pipeline/experts.cuh"
-#include "csrc/megakernel/pipeline/lists.cuh"
 #include "csrc/megakernel/pipeline/norm.cuh"
 #include "csrc/megakernel/pipeline/side.cuh"
 #include "csrc/megakernel/pipeline/tiles.cuh"
@@ -256,14 +255,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 }  // namespace
 }  // namespace pipeline
-
-std::string not_pipelined(const Geometry& geometry, Type type, const TaskLists& lists) {
-    if (type != Type::kBFloat16) return "weights other than bfloat16";
-    const std::string reason = pipeline::refuse_geometry(geometry, lists.batch);
-    return reason.empty() ? pipeline::refuse_lists(lists) : reason;
-}
-
-int32_t pipeline_window(const TaskLists& lists) { return pipeline::window_of(lists); }
 
 cudaError_t launch_pipelined(const DevicePlan& plan, const DeviceWords& words, const DeviceBatch& batch,
                              Channel* channel, DeviceFault* fault, const Quantum& quantum, cudaStream_t stream) {

@@ -112,6 +112,11 @@ class MegakernelDecoder:
         self._lock = threading.Lock()  # guards what follows
         self._running: _Running | None = None
 
+    def not_pipelined(self) -> dict[tuple[int, str], str]:
+        """Why schedules, by batch size and name of the order, run on the plain CUDA kernel and not the pipelined one."""
+        reasons = {shape: self._engine.not_pipelined(of.number) for shape, of in self._shapes.items()}
+        return {shape: reason for shape, reason in reasons.items() if reason}
+
     def compile(self, cache: KVCache, tables: PageTables) -> None:
         largest = next(batch for batch in BATCHES if batch >= self.max_rows)
         schedules = [

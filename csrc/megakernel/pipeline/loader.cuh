@@ -7,7 +7,6 @@
 
 namespace north_jax::megakernel::pipeline {
 
-constexpr int kResidualChunks = 2048 / (kLoaderWarps * 32 * 4);  // of four values, of a thread
 
 struct Loader : Common {
     using Common::Common;

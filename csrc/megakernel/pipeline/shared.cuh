@@ -15,24 +15,19 @@
 #include "csrc/megakernel/division.h"
 #include "csrc/megakernel/device/context.cuh"
 #include "csrc/megakernel/operations/sample.cuh"
+#include "csrc/megakernel/pipeline/limits.h"
 
 namespace north_jax::megakernel::pipeline {
 
 enum class Role : int { kController, kProducer, kStorer, kLoader, kRouter, kConsumer, kSide };
 
-constexpr int kMaxBatch = 8;           // rows: the columns of a tensor-core product
-constexpr int kMaxPipelineExperts = 128;
-constexpr int kConsumerWarps = 8;
 constexpr int kStorerWarps = 2;        // tiles go to one and the other in turn
 constexpr int kMaxSums = 4;            // slots of sums
-constexpr int kLoaderWarps = 4;        // the second one is the router too, between norms
 constexpr int kSideWarps = 4;
 constexpr int kWarps = kConsumerWarps + 2 + kStorerWarps + kLoaderWarps + kSideWarps;
 constexpr int kThreads = kWarps * 32;
 constexpr int kTaskReaders = kWarps - 1;  // all but the controller
-constexpr int kTileRows = 16;          // weight rows of a page: those of a product
 
-constexpr int kPageColumns = 1024;     // of a weight row: copies of 2 KB reach the memory's full bandwidth
 constexpr int kRowBytes = kPageColumns * 2;
 constexpr int kRowStride = kRowBytes + 16;  // so that the rows of a fragment lie in different banks
 constexpr int kPageBytes = kTileRows * kRowStride;
@@ -44,8 +39,6 @@ constexpr int kMinStageBytes = 4 * kRowStride;
 constexpr int kTasksOfSlot = 4;
 constexpr int kTaskSlots = 3;
 
-constexpr int kHeadDim = 128;
-constexpr int kQueryHeads = 8;         // of a KV head, at most
 constexpr int kScoreStride = 80;       // floats of a head's scores of a page: 64 keys, 4 unused after every 16
 // Floats of a column of sums: 16 rows, and 4 against bank conflicts between columns.
 __host__ __device__ constexpr int sums_stride(int batch) { return batch == 1 ? 16 : 20; }

@@ -1,21 +1,16 @@
-// Which models and task lists the pipelined kernel runs.
-#pragma once
-
-#include <string>
-
-#include "csrc/megakernel/pipeline/norm.cuh"
+#include "csrc/megakernel/pipeline/limits.h"
 
 namespace north_jax::megakernel::pipeline {
+namespace {
 
-__host__ __device__ inline bool takes_input(int32_t opcode) {
+bool takes_input(int32_t opcode) {
     return opcode == QKV_PROJ || opcode == ROUTER_GEMM || opcode == FFN_UPGATE_ACT || opcode == MOE_UPGATE_ACT ||
            opcode == LM_HEAD;
 }
 
 // "" or what keeps these sizes from the tensor cores' tiles.
-inline std::string refuse_geometry(const Geometry& g, int32_t batch) {
-    constexpr int kColumns = kConsumerWarps * 16;  // that a product of all warps takes
-    auto odd = [](int32_t value) { return value % kColumns != 0; };
+std::string refuse_geometry(const Geometry& g, int32_t batch) {
+    auto odd = [](int32_t value) { return value % kStepColumns != 0; };
     if (batch > kMaxBatch) return "more than 8 rows";
     if (g.head_dim != kHeadDim) return "a head of other than 128 values";
     if (g.heads / g.kv_heads > kQueryHeads) return "more than 8 query heads a KV head";
@@ -29,8 +24,9 @@ inline std::string refuse_geometry(const Geometry& g, int32_t batch) {
     return "";
 }
 
-// The window of attention tasks that have one; 0 where none has.
-inline int32_t window_of(const TaskLists& lists) {
+}  // namespace
+
+int32_t window_of(const TaskLists& lists) {
     for (size_t at = 0; at < lists.tasks.size(); at += kDescriptorFields) {
         const int32_t* task = &lists.tasks[at];
         if (task[FIELD_OPCODE] == ATTN_DECODE && task[FIELD_WINDOW] > 0) return task[FIELD_WINDOW];
@@ -38,11 +34,10 @@ inline int32_t window_of(const TaskLists& lists) {
     return 0;
 }
 
-inline std::string refuse_lists(const TaskLists& lists) {
+namespace {
+
+std::string refuse_lists(const TaskLists& lists) {
     const int32_t window = window_of(lists);
-    for (const BufferPlace& place : lists.buffers) {
-        if (place.planes > 1 && place.plane_bytes % 16 != 0) return "buffers that are no multiple of 16 bytes";
-    }
     for (int32_t sm = 0; sm < lists.sms(); ++sm) {
         int heads = 0;
         bool unread = false;  // an input that nobody has taken
@@ -58,7 +53,7 @@ inline std::string refuse_lists(const TaskLists& lists) {
                 case O_PROJ:
                 case FFN_DOWN: {
                     const int32_t slice = task[FIELD_K_SLICE], parts = (slice + kPageColumns - 1) / kPageColumns;
-                    if (slice % (parts * kConsumerWarps * 16) != 0) return "slices of other than 128 columns' multiples";
+                    if (slice % (parts * kStepColumns) != 0) return "slices of other than 128 columns' multiples";
                     if (rows > kTileRows) return "tiles of more than 16 rows";
                     break;
                 }
@@ -88,11 +83,24 @@ inline std::string refuse_lists(const TaskLists& lists) {
                     return std::string("the operation ") +
                            (opcode >= 0 && opcode < kOpcodeCount ? kOperations[opcode].name : "of an unknown opcode");
             }
+            for (int32_t field = FIELD_INPUT; field <= FIELD_OUTPUT_2; ++field) {
+                const BufferPlace& place = lists.buffers[task[field]];
+                if (!(kOperations[opcode].fields >> field & 1) || place.planes < 2) continue;
+                if (place.plane_bytes % 16 != 0) return std::string("a size of ") + kBufferNames[task[field]];
+            }
             if (takes_input(opcode)) unread = false;
         }
         if (heads != 1) return "an SM with other than one LM_HEAD task";
     }
     return "";
+}
+
+}  // namespace
+
+std::string refuse(const Geometry& geometry, Type type, const TaskLists& lists) {
+    if (type != Type::kBFloat16) return "weights other than bfloat16";
+    const std::string reason = refuse_geometry(geometry, lists.batch);
+    return reason.empty() ? refuse_lists(lists) : reason;
 }
 
 }  // namespace north_jax::megakernel::pipeline

@@ -1,0 +1,28 @@
+// Sizes of the pipelined kernel, and which models and task lists it runs; also for hosts without CUDA.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "csrc/megakernel/plan.h"
+
+namespace north_jax::megakernel::pipeline {
+
+constexpr int kMaxBatch = 8;  // rows: the columns of a tensor-core product
+constexpr int kMaxPipelineExperts = 128;
+constexpr int kConsumerWarps = 8;
+constexpr int kLoaderWarps = 4;
+constexpr int kTileRows = 16;                      // weight rows of a page: those of a product
+constexpr int kPageColumns = 1024;                 // of a weight row: copies of 2 KB reach the memory's full bandwidth
+constexpr int kStepColumns = kConsumerWarps * 16;  // that one product of all consumer warps takes
+constexpr int kHeadDim = 128;
+constexpr int kQueryHeads = 8;                                     // of a KV head, at most
+constexpr int kResidualChunks = 2048 / (kLoaderWarps * 32 * 4);    // of four values of a row, of a loader's thread
+
+// "" or why the kernel does not run these lists.
+std::string refuse(const Geometry& geometry, Type type, const TaskLists& lists);
+
+// The window of sliding layers; 0 where there is none.
+int32_t window_of(const TaskLists& lists);
+
+}  // namespace north_jax::megakernel::pipeline
