@@ -34,10 +34,10 @@ struct ExpertUp {
             if (!r.next_is_mine()) continue;
             const ExpertItem item = expert_item(each, n);
             const int expert = table->expert[item.rank], rows = table->rows[item.rank];
-            const bool ok = r.store_tile([&](int b, int row, float gate, bool live) {
+            const bool ok = r.store_rows(rows, [&](int b, int row, float gate, bool exists) {
                 const float up = __shfl_down_sync(~0u, gate, units);
-                if (!live || row >= units || !(rows >> b & 1)) return;
-                const int j = table->choice_of(b, expert);
+                const int j = table->choice_of_half(b, expert, r.lane);
+                if (!exists || row >= units) return;
                 out[(b * g.top_k + j) * g.expert_width + item.tile * units + row] =
                     from_float<bf16>(swiglu(gate, up) * table->weight[b][j]);
             });

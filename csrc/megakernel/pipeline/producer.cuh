@@ -13,12 +13,13 @@ struct Producer : Common {
     __device__ __forceinline__ bool fill_page(const void* from, int rows, int bytes) {
         Shared& s = shared();
         if (!wait(&s.page_empty[filled_.slot], filled_.parity)) return false;
-        if (in_flight_ == kPagesInFlight) {
+        const int most = rows * bytes <= kBytesInFlight / 3 ? 3 : 2;
+#pragma unroll 1
+        for (; in_flight_ >= most; --in_flight_) {
             if (!wait(&s.page_full[landed_.slot], landed_.parity)) return false;
             landed_.advance(memory.layout.pages);
-        } else {
-            ++in_flight_;
         }
+        ++in_flight_;
         uint64_t* full = &s.page_full[filled_.slot];
         if (lane == 0) barrier_arrive_expect(full, rows * bytes);
         __syncwarp();

@@ -32,7 +32,7 @@ constexpr int kRowBytes = kPageColumns * 2;
 constexpr int kRowStride = kRowBytes + 16;  // so that the rows of a fragment lie in different banks
 constexpr int kPageBytes = kTileRows * kRowStride;
 constexpr int kMaxPages = 7;
-constexpr int kPagesInFlight = 2;      // that have not landed: more are latency for everybody's loads
+constexpr int kBytesInFlight = 72 * 1024;  // that have not landed: more are latency for everybody's loads
 constexpr int kStages = 2;
 constexpr int kMinStageBytes = 4 * kRowStride;
 
@@ -57,6 +57,11 @@ struct RoutingTable {
 #pragma unroll 1
         while (choice[b][j] != expert) ++j;
         return j;
+    }
+    // The same for the row of each half of a warp; the whole warp calls it.
+    __device__ __forceinline__ int choice_of_half(int b, int expert, int lane) const {
+        const uint32_t found = __ballot_sync(~0u, choice[b][lane % 16] == expert);
+        return __ffs(lane < 16 ? found & 0xffff : found >> 16) - 1;
     }
 };
 
@@ -96,7 +101,8 @@ struct Shared {
     Best best[kMaxBatch];
     RoutingTable routing[2];
     alignas(16) float combined[kSideWarps / 2][kHeadDim];
-    uint32_t live;                                 // rows that the step began with
+    uint32_t live;                                 // rows that the step began with, for END_STEP
+    uint32_t live_rows;                            // the same, for all roles
     uint32_t decision;
     bool ended;
 };

@@ -51,6 +51,11 @@ struct Side : Common {
                 memory.rotation[i] = {cosine, sine};
             }
         }
+        if (thread < 32 && !ended) {
+            const bool lives = thread < batch && __ldcg(c.batch.rows + thread * kRowFields + ROW_REMAINING) > 0;
+            const uint32_t rows = __ballot_sync(~0u, lives);
+            if (thread == 0) s.live_rows = rows;
+        }
         if (thread == 0) s.ended = ended;
         team().sync();
         if (thread == 0) barrier_arrive(&s.step_begins);
