@@ -9,6 +9,7 @@ import importlib
 COMMANDS = {
     "decode": "decode",
     "prefill": "prefill",
+    "agreement": "agreement",
 }
 
 

@@ -26,9 +26,7 @@ class RandomRows:
 
     def cache(self, dtype: Any, seed: int = 1) -> KVCache:
         """New pages of standard normal values."""
-        shapes = jax.eval_shape(partial(init_cache, self._config, **self._pages, dtype=jnp.dtype(dtype)))
-        keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(shapes))
-        return tuple(_normal(key, s.shape, s.dtype).block_until_ready() for key, s in zip(keys, shapes, strict=True))
+        return normal_pages(self._config, dtype=dtype, seed=seed, **self._pages)
 
     def tables(self, contexts: list[int]) -> PagedRows:
         """Tables of rows that hold these contexts; later rows hold nothing."""
@@ -37,6 +35,16 @@ class RandomRows:
             for start in range(0, context, CHUNK):
                 tables.grow(row, start, min(start + CHUNK, context))
         return tables
+
+
+def normal_pages(
+    config: Config, *, full_pages: int, sliding_pages: int, dtype: Any, layers: int | None = None, seed: int = 1
+) -> KVCache:
+    """`kv_cache.init_cache` with standard normal values instead of zeros, of all layers or the first `layers`."""
+    sizes = {"full_pages": full_pages, "sliding_pages": sliding_pages, "dtype": jnp.dtype(dtype)}
+    shapes = jax.eval_shape(partial(init_cache, config, **sizes))[:layers]
+    keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(shapes))
+    return tuple(_normal(key, s.shape, s.dtype).block_until_ready() for key, s in zip(keys, shapes, strict=True))
 
 
 @partial(jax.jit, static_argnums=(1, 2))

@@ -54,8 +54,9 @@ def layers(
     """Runs tokens through the model, one layer at each step of the iterator.
 
     Args:
-      config: the model's configuration.
-      params: DESIGN.md, "Parameters".
+      config: the model's configuration, or that of a longer one with the same first layers: what is compiled for it
+        serves both.
+      params: DESIGN.md, "Parameters"; as many layers run as it has.
       cache: pages; positions from `start` on are taken from the tokens instead.
       tables: page numbers of the N rows, for positions below start + length; rows share no page that holds these
         tokens.
@@ -65,24 +66,22 @@ def layers(
       dtype: of weights, keys, values and activations.
     """
     x = _embed(params["embed"], tokens, dtype=dtype)
-    for number, pages in enumerate(cache[: config.num_hidden_layers]):
+    for number in range(len(params["layers"])):
         like = _first_of_its_kind(config, number)
         table = np.asarray(tables.of_layer(config, number))
-        result = _layer(config, like, params["layers"][number], pages, table, x, start, length, dtype=dtype)
+        result = _layer(config, like, params["layers"][number], cache[number], table, x, start, length, dtype=dtype)
         yield LayerPass(*result)
         x = result[0]
 
 
-@partial(jax.jit, static_argnums=0, static_argnames="dtype")
-def logits(config: Config, params: Params, x: Array, *, dtype: Any) -> Array:
-    """x [N, D] of the last layer → float32 logits [N, V], as `dtype` gives them. `params` may be a whole model's."""
-    ends = {name: params[name].astype(dtype) for name in ("embed", "final_norm")}
-    return head(config, ends, x)
+def logits(config: Config, params: Params, x: Array) -> Array:
+    """x [N, D], the output of a layer → float32 logits [N, V], as x's type gives them."""
+    return _head(config, {name: params[name] for name in ("embed", "final_norm")}, x)
 
 
-def ends(params: Params) -> Params:
-    """The parameters that `logits` needs: a call with thousands of operands is slow."""
-    return {name: params[name] for name in ("embed", "final_norm")}
+@partial(jax.jit, static_argnums=0)
+def _head(config: Config, ends: Params, x: Array) -> Array:
+    return head(config, jax.tree.map(lambda a: a.astype(x.dtype), ends), x)
 
 
 def _first_of_its_kind(config: Config, layer: int) -> int:
