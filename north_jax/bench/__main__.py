@@ -10,6 +10,7 @@ COMMANDS = {
     "decode": "decode",
     "prefill": "prefill",
     "agreement": "agreement",
+    "properties": "properties",
 }
 
 
