@@ -11,6 +11,7 @@ COMMANDS = {
     "prefill": "prefill",
     "agreement": "agreement",
     "properties": "properties",
+    "soak": "soak",
 }
 
 
