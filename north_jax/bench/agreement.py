@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from north_jax.config import Config
-from north_jax.decoding import DecodeRow
+from north_jax.decoding import BackendError, DecodeRow
 from north_jax.kv_cache import KVCache
 from north_jax.layers import Params
 from north_jax.megakernel.decoder import MegakernelDecoder
@@ -185,15 +185,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     config = Config.from_json(options.config)
     results = Results(options.out, _KEYS)
+    taken = True
     for part in options.part:
         whole = part == "depth"
         depths = [config.num_hidden_layers] if whole else options.layers
         gains = MODERATE if whole else STRONG
         dtype = "float32" if part == "float32" else config.dtype
         longest = [] if part == "float32" else options.long
-        _part(config, part, depths, gains, dtype, longest, options, results)
+        try:
+            _part(config, part, depths, gains, dtype, longest, options, results)
+        except BackendError as error:
+            print(f"{part}: {error}")
+            taken = False
         gc.collect()  # the weights of the next part need the room
-    sys.exit(not summary(results.rows))
+    sys.exit(not (summary(results.rows) and taken))
 
 
 def _part(
@@ -211,11 +216,12 @@ def _part(
     kinds = {name: getattr(config, name)[: max(depths)] for name in ("layer_types", "mlp_layer_types")}
     slice_config = dataclasses.replace(config, num_hidden_layers=max(depths), **kinds)
     params = random_params(slice_config, gains=gains, dtype=dtype)
+    # The whole model's configuration throughout: what JAX compiles for one part serves the others.
     Campaign(config, params, part, "uniform", [*options.context, *longest]).measure(
         depths, few if part == "float32" else every, results
     )
     if part != "float32":
-        params = with_routing(slice_config, params, "skewed", gains=gains)
+        params = with_routing(config, params, "skewed", gains=gains)
         Campaign(config, params, part, "skewed", options.context).measure(depths[-1:], few, results)
 
 

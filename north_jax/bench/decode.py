@@ -28,7 +28,7 @@ from north_jax.sampling import SamplingParams
 from . import bandwidth
 from .cache import CHUNK, RandomRows
 from .layerwise import layers
-from .options import add_common
+from .options import NORTH, add_common
 from .peers import vllm
 from .popularity import ROUTINGS, TOLERANCE, distinct
 from .record import Results
@@ -119,7 +119,8 @@ class Bench:
         weights = weight_bytes(self._config, experts, itemsize=itemsize)
         keys_and_values = kv_bytes(self._config, [fed] * cell.batch, itemsize=itemsize)
         light = BANDWIDTH.get(jax.devices()[0].device_kind)
-        peer = vllm(cell.routing, cell.context, cell.batch)
+        is_north = self._config == Config.from_json(NORTH)
+        peer = vllm(cell.routing, cell.context, cell.batch) if is_north else None
         rate = cell.batch / step
         return {
             "kind": "decode",
