@@ -3,11 +3,11 @@
     python -m north_jax.bench agreement --out result.json
 
 Three parts. "slices": models of the first layers at full width, in which every branch weighs much; only rows whose
-choice of experts rounding does not touch. "depth": the whole model, in which branches are moderate, any rows; there the
-errors of all rows of all cases together are compared too, as one expert chosen otherwise outweighs all rounding.
-"float32": slices in float32, where nothing but the order of sums is left. A case agrees if its error is at most 1.1 ×
-JAX's, for the logits and for the keys and values of every layer, and the cosine at least 0.9999. Exits with 1 if one
-does not.
+experts rounding cannot change. "depth": the whole model, in which branches are moderate, and the rows whose experts are
+least in doubt. "float32": slices in float32, where nothing but the order of sums is left. A case agrees if its error is
+at most 1.1 × JAX's, for the logits and for the keys and values of every layer, and the cosine at least 0.9999; in the
+whole model, where one expert chosen otherwise outweighs all rounding, the errors of all cases together are compared.
+Exits with 1 if something does not agree.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Campaign:
                 context,
                 depths=depths,
                 wanted=SLOTS,
-                same_experts=self.part == "slices",
+                beyond_doubt=self.part == "slices",
             )
         return self._references[context]
 

@@ -1,13 +1,14 @@
 """Rows with known results: float32 on the same rounded weights, and what JAX makes of them in the weights' own type.
 
-Where two experts are nearly equal, rounding decides which one runs, and two correct decoders differ by an expert. Rows
-can be chosen among many so that this does not happen: all their routing margins are wide, and JAX in the weights' type
-chooses the same experts as float32.
+Where two experts are nearly equal, rounding decides which one runs, and two correct decoders differ by an expert. So
+rows are chosen among many: those whose experts are least in doubt, given how far JAX's own router logits are from the
+exact ones in every layer.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -21,8 +22,8 @@ from north_jax.layers import Array, Params
 from .layerwise import layers, logits
 from .shared_pages import Row, SharedPages
 
-CANDIDATES = 32  # rows of a pass; one size, so that one pass is compiled
-MARGIN = 0.015  # between the last expert chosen and the next, in units of the router logits' deviation
+CANDIDATES = 64  # rows of a pass; one size, so that one pass is compiled
+DOUBT = 0.01  # expected number of experts chosen otherwise: a row below it is beyond doubt
 _PASSES = 8
 
 
@@ -54,8 +55,8 @@ class _Pass:
 
     outputs: dict[int, Array]  # depth → [N, D]
     written: np.ndarray  # [layers, N, 2, K, d]
-    experts: np.ndarray  # [layers with experts, N, k]
-    margins: np.ndarray  # [N], the least of all layers
+    experts: np.ndarray  # [layers with experts, N, k], ascending
+    router_logits: np.ndarray  # [layers with experts, N, E]
 
     def of(self, number: int, heads: dict[int, np.ndarray]) -> Outputs:
         return Outputs({depth: head[number] for depth, head in heads.items()}, self.written[:, number])
@@ -70,7 +71,7 @@ def references(
     *,
     depths: Collection[int],
     wanted: int,
-    same_experts: bool,
+    beyond_doubt: bool,
 ) -> list[Reference]:
     """Finds rows and their results.
 
@@ -81,8 +82,8 @@ def references(
       pages: gives the rows' tables, for CANDIDATES rows of this context.
       context: positions that the rows hold.
       depths: numbers of layers after which logits are wanted.
-      wanted: rows; fewer come where `same_experts` finds no more.
-      same_experts: only rows whose choice of experts rounding does not touch.
+      wanted: rows; fewer come where no more are beyond doubt.
+      beyond_doubt: only rows whose experts rounding does not touch; otherwise those least in doubt of one pass.
     """
     rng = np.random.default_rng(context)
     found: dict[int, Reference] = {}
@@ -90,10 +91,11 @@ def references(
         rows = [Row(context, number, int(rng.integers(config.vocab_size))) for number in range(CANDIDATES)]
         exact = _run(config, params, cache, pages, rows, depths, jnp.float32)
         theirs = _run(config, params, cache, pages, rows, depths, params["embed"].dtype)
-        good = np.ones(CANDIDATES, bool)
-        if same_experts:
-            good = (exact.margins > MARGIN) & (exact.experts == theirs.experts).all(axis=(0, 2))
-        new = [int(number) for number in np.flatnonzero(good) if number not in found][: wanted - len(found)]
+        doubts = doubt(exact.router_logits, theirs.router_logits, config.num_experts_per_tok)
+        same = (exact.experts == theirs.experts).all(axis=(0, 2))
+        order = np.argsort(doubts, kind="stable").tolist()
+        good = [number for number in order if not beyond_doubt or (same[number] and doubts[number] < DOUBT)]
+        new = [number for number in good if number not in found][: wanted - len(found)]
         if new:
             heads, their_heads = (
                 {depth: np.asarray(logits(config, params, x)) for depth, x in run.outputs.items()}
@@ -101,7 +103,7 @@ def references(
             )
         for number in new:
             found[number] = Reference(rows[number], exact.of(number, heads), theirs.of(number, their_heads))
-        if len(found) == wanted:
+        if len(found) == wanted or not beyond_doubt:
             break
     return list(found.values())
 
@@ -119,26 +121,35 @@ def _run(
     start = np.array([row.context for row in rows], np.int32)
     tables = pages.tables(rows, len(rows))
     outputs: dict[int, Array] = {}
-    written, experts, margins = [], [], []
+    written, experts, router_logits = [], [], []
     for number, layer in enumerate(layers(config, params, cache, tables, tokens, start, np.ones_like(start), dtype)):
         if number + 1 in depths:
             outputs[number + 1] = layer.output[:, 0]
         written.append(np.asarray(jnp.stack([layer.keys[:, 0], layer.values[:, 0]], axis=1), np.float32))
         if layer.experts is not None and layer.router_logits is not None:
             experts.append(np.asarray(layer.experts)[:, 0])
-            margins.append(_margin(np.asarray(layer.router_logits)[:, 0], config.num_experts_per_tok))
-    none = np.zeros((0, len(rows), 1), np.int32)
+            router_logits.append(np.asarray(layer.router_logits)[:, 0])
     return _Pass(
         outputs,
         np.stack(written),
-        np.stack(experts) if experts else none,
-        np.min(margins, axis=0) if margins else np.full(len(rows), np.inf),
+        np.array(experts, np.int32).reshape(len(experts), len(rows), config.num_experts_per_tok),
+        np.array(router_logits, np.float32).reshape(len(experts), len(rows), config.num_experts),
     )
 
 
-def _margin(router_logits: np.ndarray, chosen: int) -> np.ndarray:
-    """[N], how far the last expert chosen is above the first one not, of router_logits [N, E]."""
-    ranked = -np.sort(-router_logits, axis=1)
-    if chosen == ranked.shape[1]:
-        return np.full(len(ranked), np.inf)
-    return ranked[:, chosen - 1] - ranked[:, chosen]
+def doubt(exact: np.ndarray, theirs: np.ndarray, chosen: int) -> np.ndarray:
+    """[N], the expected number of layers in which errors as large as theirs change the last expert chosen.
+
+    Args:
+      exact, theirs: [layers, N, E], router logits.
+      chosen: experts of a token.
+    """
+    if chosen == exact.shape[2]:
+        return np.zeros(exact.shape[1])
+    ranked = -np.sort(-exact, axis=2)
+    margin = ranked[:, :, chosen - 1] - ranked[:, :, chosen]
+    error = np.sqrt(np.mean(np.square(theirs - exact), axis=2)) + 1e-12
+    return np.sum(0.5 * _erfc(margin / (2 * error)), axis=0)
+
+
+_erfc = np.vectorize(math.erfc, otypes=[float])

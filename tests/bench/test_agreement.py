@@ -13,7 +13,7 @@ import ffi
 from north_jax.bench import __main__ as bench
 from north_jax.bench import agreement
 from north_jax.bench.comparison import compare, errors, faults
-from north_jax.bench.reference import CANDIDATES, Outputs, Reference, references
+from north_jax.bench.reference import CANDIDATES, Outputs, Reference, doubt, references
 from north_jax.bench.shared_pages import Row, SharedPages
 from north_jax.bench.weights import STRONG, random_params
 
@@ -95,15 +95,31 @@ def test_chosen_rows_are_beyond_doubt():
     config = tiny_config(**SIZES)
     params = random_params(config, gains=STRONG)
     pages = SharedPages(config, contexts=[70], numbers=CANDIDATES)
-    cache = pages.cache(3, "bfloat16")
     arguments = {"depths": [3], "wanted": CANDIDATES}
-    some = references(config, params, cache, pages, 70, same_experts=True, **arguments)
-    every = references(config, params, cache, pages, 70, same_experts=False, **arguments)
+    cache = pages.cache(3, "bfloat16")
+    some, every = (
+        references(config, params, cache, pages, 70, beyond_doubt=beyond, **arguments) for beyond in (True, False)
+    )
 
     def worst(chosen):
         return max(errors(r.theirs.logits[3], r.exact.logits[3], -1) for r in chosen)
 
     assert len(every) == CANDIDATES and worst(some) < 0.5 * worst(every)
+    assert worst(every[:8]) < worst(every)  # in the order of their doubts
+
+
+def test_doubt_is_the_expected_number_of_other_experts():
+    rng = np.random.default_rng(0)
+    exact = rng.standard_normal((6, 400, 32)).astype(np.float32)
+    theirs = exact + 0.02 * rng.standard_normal(exact.shape).astype(np.float32)
+
+    def chosen(logits):
+        return np.sort(np.argsort(-logits, axis=2)[:, :, :4], axis=2)
+
+    changed = (chosen(exact) != chosen(theirs)).any(axis=2).sum(axis=0)
+    expected = doubt(exact, theirs, 4)
+    assert 0.7 < changed.sum() / expected.sum() < 1.5  # the next but one may come in too
+    assert changed[expected < 0.01].sum() == 0
 
 
 def test_faults_are_named():
