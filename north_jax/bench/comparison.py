@@ -6,6 +6,7 @@ before every layer, and one step through the whole model tells where it goes wro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,9 +34,11 @@ def compare(references: Sequence[Reference], ours: Sequence[Outputs], depth: int
     """Compares the rows of one step.
 
     Returns:
-      error, jax_error: of the logits, rms over the rows; cosine: the least of a row; written_error, jax_written_error:
-      of keys and values in the layer where ours is largest beside JAX's, rms over the rows; worst_layer: which that
-      is; row_errors, jax_row_errors: of the logits of each row.
+      error, jax_error: of the logits, rms over the rows.
+      cosine: of the logits, the least of a row.
+      written_error, jax_written_error: of keys and values, rms over the rows, in `worst_layer`, where ours is largest
+        beside JAX's; `written_numbers` were compared there.
+      row_errors, jax_row_errors: of the logits of each row.
     """
     exact, theirs, mine = (
         np.stack([outputs.logits[depth] for outputs in side])
@@ -59,6 +62,7 @@ def compare(references: Sequence[Reference], ours: Sequence[Outputs], depth: int
         "written_error": float(written[0][worst]),
         "jax_written_error": float(written[1][worst]),
         "worst_layer": worst,
+        "written_numbers": len(references) * references[0].exact.written[0].size,
         "row_errors": [float(f"{e:.3g}") for e in our_errors],
         "jax_row_errors": [float(f"{e:.3g}") for e in their_errors],
     }
@@ -67,8 +71,11 @@ def compare(references: Sequence[Reference], ours: Sequence[Outputs], depth: int
 def faults(result: dict[str, Any]) -> list[str]:
     """What is wrong with a result of `compare`, in words; nothing where it agrees. NaN is wrong."""
     wrong = []
-    for what, name in (("logits", "error"), (f"K and V of layer {result['worst_layer']}", "written_error")):
-        most = max(FACTOR * result[f"jax_{name}"], FLOOR)
+    # Few keys and values are compared, and the ratio of two such errors has a deviation of about n^-½ by itself.
+    slack = 1 + 4 / math.sqrt(result["written_numbers"])
+    layer = f"K and V of layer {result['worst_layer']}"
+    for what, name, factor in (("logits", "error", FACTOR), (layer, "written_error", FACTOR * slack)):
+        most = max(factor * result[f"jax_{name}"], FLOOR)
         if not result[name] <= most:
             wrong.append(f"error of {what} {result[name]:.2e}, at most {most:.2e}")
     if not result["cosine"] >= COSINE:

@@ -53,7 +53,7 @@ class Gains:
 
 
 MODERATE = Gains(dense=3.0, experts=0.05, attention=1.0)  # for many layers
-STRONG = Gains(dense=1.0, experts=1.0, attention=4.0, query=2.0)  # for few: every branch shows
+STRONG = Gains(dense=1.0, experts=0.7, attention=2.5, query=1.5)  # for few: every branch shows
 
 
 def random_params(

@@ -123,7 +123,7 @@ def test_doubt_is_the_expected_number_of_other_experts():
 
 
 def test_faults_are_named():
-    exact = Outputs({1: np.ones((4,), np.float32)}, np.ones((1, 2, 1, 2), np.float32))
+    exact = Outputs({1: np.ones((4,), np.float32)}, np.ones((1, 2, 4, 128), np.float32))
 
     def off(by: float, written: float = 0.0) -> Outputs:
         step = np.array([by, -by, by, -by], np.float32)
@@ -132,5 +132,6 @@ def test_faults_are_named():
     reference = Reference(Row(1, 0, 1), exact, off(1e-3, 1e-3))
     assert faults(compare([reference], [off(1e-3, 1e-3)], 1)) == []
     assert faults(compare([reference], [off(1.2e-3)], 1))[0].startswith("error of logits")
-    assert "layer 0" in faults(compare([reference], [off(1e-3, 2e-3)], 1))[0]
+    assert "layer 0" in faults(compare([reference], [off(1e-3, 1.3e-3)], 1))[0]
+    assert faults(compare([reference], [off(1e-3, 1.2e-3)], 1)) == []  # of a thousand numbers, that may be chance
     assert len(faults(compare([reference], [off(np.nan, np.nan)], 1))) == 3
