@@ -72,6 +72,10 @@ class Results:
                 )
         self.rows = held["rows"]
 
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        """The rows of one measurement: a file may hold several."""
+        return [row for row in self.rows if row["kind"] == kind]
+
     def find(self, **key: Any) -> dict[str, Any] | None:
         """The row with these fields."""
         assert key.keys() == set(self._keys)

@@ -59,7 +59,9 @@ class _Pass:
     router_logits: np.ndarray  # [layers with experts, N, E]
 
     def of(self, number: int, heads: dict[int, np.ndarray]) -> Outputs:
-        return Outputs({depth: head[number] for depth, head in heads.items()}, self.written[:, number])
+        """One row's; copies, so that the others' need not be kept."""
+        logits_of_row = {depth: head[number].copy() for depth, head in heads.items()}
+        return Outputs(logits_of_row, self.written[:, number].copy())
 
 
 def references(

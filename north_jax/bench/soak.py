@@ -234,6 +234,7 @@ def run(options: argparse.Namespace) -> None:
             found = soak.part(part, options.steps // options.parts, -(-options.replays // options.parts))
             row = results.add({"kind": "soak", "part": part} | found)
         print("  ".join(f"{name} {value}" for name, value in row.items() if name != "kind"), flush=True)
-    total = {name: sum(row[name] for row in results.rows) for name in ("steps", "tokens", "requests", "replayed")}
+    rows = results.of_kind("soak")
+    total = {name: sum(row[name] for row in rows) for name in ("steps", "tokens", "requests", "replayed")}
     print("all parts: " + "  ".join(f"{name} {value}" for name, value in total.items()))
-    sys.exit(not all(row["ok"] for row in results.rows))
+    sys.exit(not all(row["ok"] for row in rows))

@@ -10,7 +10,7 @@ from support import RAW_CONFIG
 
 import ffi
 from north_jax.bench import __main__ as bench
-from north_jax.bench.soak import Soak
+from north_jax.bench.soak import AtOrigin, Soak
 from north_jax.megakernel.decoder import MegakernelDecoder
 
 pytestmark = pytest.mark.skipif(not ffi.available("cpu"), reason="nothing compiled")
@@ -42,6 +42,23 @@ def test_answers_are_the_same_again_and_parts_are_kept(command, monkeypatch):
     assert {finish for row in rows for finish in row["finished"]} >= {"LENGTH", "STOP"}
     monkeypatch.setattr(Soak, "part", None)
     assert command("--steps", 400, "--parts", 2) == (0, rows)
+
+
+@pytest.mark.slow
+def test_thousands_of_steps(command):
+    status, rows = command("--steps", 5000, "--parts", 5, "--most-tokens", 400)
+    assert status == 0 and sum(row["steps"] for row in rows) >= 5000
+
+
+def test_counters_begin_at_the_origin():
+    class Engine:
+        def queue(self, schedule, steps, **options):
+            self.options = options
+            return 7
+
+    engine = Engine()
+    assert AtOrigin(engine, 5).queue(0, 1, threads=2) == 7
+    assert engine.options == {"threads": 2, "counter_origin": 5}
 
 
 def test_a_row_that_its_neighbours_change_is_noticed(command, monkeypatch):
