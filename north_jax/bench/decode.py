@@ -114,7 +114,7 @@ class Bench:
         seconds = run.seconds[1:]
         step = statistics.median(seconds)
         expected = distinct(self._config.num_experts, self._config.num_experts_per_tok, cell.routing, cell.batch)
-        fed = cell.context + steps * (1 + (quanta + 1) / 2)  # the mean position of the quanta that count
+        fed = cell.context + steps * (1 + quanta / 2)  # the mean position of the quanta that count
         itemsize = self._params["embed"].dtype.itemsize
         weights = weight_bytes(self._config, experts, itemsize=itemsize)
         keys_and_values = kv_bytes(self._config, [fed] * cell.batch, itemsize=itemsize)
