@@ -1,1 +1,1 @@
-"""Measurements: modules to run, which print a table and write JSON with device, versions, commit and command."""
+"""Measurements: commands of `python -m north_jax.bench`, which print a table and write JSON with its provenance."""

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,56 @@ def provenance() -> dict[str, Any]:
         "jaxlib": importlib.metadata.version("jaxlib"),
         "python": sys.version.split()[0],
         "commit": commit,
-        "command": " ".join(["python", "-m", "north_jax.bench." + Path(sys.argv[0]).stem, *sys.argv[1:]]),
+        "command": " ".join(["python", "-m", "north_jax.bench", *sys.argv[1:]]),
     }
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Writes {"provenance", "rows"} as JSON; makes the folder where it is missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"provenance": provenance(), "rows": rows}, indent=1) + "\n")
+class ResultsError(ValueError):
+    """A file of results cannot be gone on with."""
+
+
+class Results:
+    """Rows of a measurement, each kept in its file as soon as it is there; a second run goes on where one ended."""
+
+    def __init__(self, path: Path | None, keys: Sequence[str]) -> None:
+        """Reads the rows that `path` holds already.
+
+        Args:
+          path: the JSON file, {"provenance", "rows"}; None to keep nothing.
+          keys: fields that tell rows apart.
+
+        Raises:
+          ResultsError: the file is of another commit, device or version of JAX.
+        """
+        self.rows: list[dict[str, Any]] = []
+        self._path, self._keys = path, tuple(keys)
+        self._provenance = provenance()
+        if path is None or not path.exists():
+            return
+        held = json.loads(path.read_text())
+        for name in ("commit", "device", "jax"):
+            if held["provenance"][name] != self._provenance[name]:
+                raise ResultsError(
+                    f"{path} is of {name} {held['provenance'][name]}, this is {self._provenance[name]}: "
+                    "move it away or name another file"
+                )
+        self.rows = held["rows"]
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        """The rows of one measurement: a file may hold several."""
+        return [row for row in self.rows if row["kind"] == kind]
+
+    def find(self, **key: Any) -> dict[str, Any] | None:
+        """The row with these fields."""
+        assert key.keys() == set(self._keys)
+        return next((row for row in self.rows if all(row.get(k) == value for k, value in key.items())), None)
+
+    def add(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Keeps a row, and gives it back."""
+        self.rows.append(row)
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            whole = self._path.with_suffix(".part")
+            whole.write_text(json.dumps({"provenance": self._provenance, "rows": self.rows}, indent=1) + "\n")
+            whole.replace(self._path)
+        return row

@@ -11,7 +11,7 @@ import numpy as np
 from ...config import SPARSE, Config
 
 UNIFORM, SKEWED = "uniform", "skewed"
-_SKEW = 1.2  # experts drawn with probability ∝ 1/rank^1.2: the skewed routing that vLLM was measured with
+SKEW = 1.2  # experts drawn with probability ∝ 1/rank^1.2: the skewed routing that vLLM was measured with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ def distinct_experts(experts: int, chosen: int, rows: int, routing: str) -> floa
         raise ValueError(f"routing is {UNIFORM} or {SKEWED}, not {routing}")
     # The largest of log p + Gumbel noise are a draw without replacement.
     rng, draws = np.random.default_rng(0), 400
-    score = -_SKEW * np.log(np.arange(1, experts + 1)) + rng.gumbel(size=(draws, rows, experts))
+    score = -SKEW * np.log(np.arange(1, experts + 1)) + rng.gumbel(size=(draws, rows, experts))
     best = np.argpartition(-score, chosen - 1, axis=-1)[..., :chosen]
     hit = np.zeros((draws, experts), bool)
     np.put_along_axis(hit, best.reshape(draws, -1), True, axis=1)

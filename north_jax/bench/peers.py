@@ -1,0 +1,19 @@
+"""What others reach on the same GPU."""
+
+from __future__ import annotations
+
+# vLLM 0.24.0 on one H200 (torch 2.11, FlashAttention 3, Triton experts with their H200 tuning file, full CUDA graphs;
+# random weights of this geometry in bfloat16, KV cache filled, only decode runs): tok/s over all rows, by batch.
+# Skewed routing is its figure without the 0.79 ms a step that simulating the routing cost there.
+_VLLM = {
+    ("uniform", 1024): {1: 231, 2: 390, 4: 600, 8: 850, 16: 1232, 32: 1935},
+    ("uniform", 8192): {1: 224, 2: 372, 4: 563, 8: 787, 16: 1104, 32: 1630},
+    ("uniform", 32768): {1: 216, 2: 352, 4: 520, 8: 704, 16: 952, 32: 1302},
+    ("uniform", 131072): {1: 191},
+    ("skewed", 8192): {1: 224, 2: 379, 4: 611, 8: 924, 16: 1386, 32: 2021},
+}
+
+
+def vllm(routing: str, context: int, batch: int) -> int | None:
+    """vLLM's tok/s, None where it was not measured."""
+    return _VLLM.get((routing, context), {}).get(batch)
