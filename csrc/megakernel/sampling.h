@@ -152,7 +152,7 @@ struct SearchBuffer {
 };
 
 // An entry of MASS.
-struct BlockMass {
+struct alignas(16) BlockMass {
     float all;         // sum of the weights at or above the cut
     float above;       // of those above it
     int32_t ties;      // tokens at it

@@ -69,44 +69,57 @@ struct Draw {
           values(values),
           lane(lane) {}
 
-    // What the row keeps of a block's token 32 · r + lane, of which `seen` were at the cut before; counts those here.
-    __device__ float kept(const Cut& cut, int ties, int token, int* seen) const {
-        const bool there = token < row.vocabulary;
-        const float weight = there ? weights.of(token) : 0;
-        const bool tied = there && bits_of(weight) == cut.weight;
-        const uint32_t ballot = __ballot_sync(~0u, tied);
-        const int rank = *seen + __popc(ballot & ((1u << lane) - 1));
-        *seen += __popc(ballot);
-        return there && (bits_of(weight) > cut.weight || (tied && rank < ties)) ? weight : 0;
+    // What the row keeps of a block's tokens: those above the cut, and the first `ties` at it; 0 for the others.
+    __device__ void kept(const Cut& cut, int block, int ties, float (&tile)[kTile]) const {
+        load_tile(weights.logits, block * kSampleBlock, row.vocabulary, lane, tile);
+        int seen = 0;
+#pragma unroll
+        for (int i = 0; i < kTile; ++i) {
+            const bool there = block * kSampleBlock + 32 * i + lane < row.vocabulary;
+            const float weight = weights.of(tile[i]);
+            const bool tied = there && bits_of(weight) == cut.weight;
+            const uint32_t ballot = __ballot_sync(~0u, tied);
+            const int rank = seen + __popc(ballot & ((1u << lane) - 1));
+            seen += __popc(ballot);
+            tile[i] = there && (bits_of(weight) > cut.weight || (tied && rank < ties)) ? weight : 0;
+        }
     }
 
     // The mass of each block, into `values`. A block keeps all that are at the cut, or none; one may keep some.
     __device__ void block_values(const Cut& cut) const {
+        constexpr int kAhead = 8;  // loads under way
         int before = 0, partial = -1, partial_ties = 0;
-        for (int first = 0; first < blocks; first += 32) {
-            const int i = first + lane;
-            const BlockMass here = i < blocks ? mass[i] : BlockMass{};
-            int until = here.ties;  // of the blocks up to this one, after the scan
-            for (int o = 1; o < 32; o *= 2) {
-                const int other = __shfl_up_sync(~0u, until, o);
-                if (lane >= o) until += other;
+        for (int base = 0; base < blocks; base += 32 * kAhead) {
+            BlockMass ahead[kAhead];
+#pragma unroll
+            for (int n = 0; n < kAhead; ++n) {
+                const int i = base + 32 * n + lane;
+                ahead[n] = i < blocks ? mass[i] : BlockMass{};
             }
-            const int ties = min(here.ties, max(cut.ties - (before + until - here.ties), 0));
-            if (i < blocks) values[i] = ties == here.ties ? here.all : here.above;
-            const uint32_t some = __ballot_sync(~0u, ties != 0 && ties != here.ties);
-            if (some != 0) {
-                const int at = __ffs(static_cast<int>(some)) - 1;
-                partial = first + at;
-                partial_ties = __shfl_sync(~0u, ties, at);
+#pragma unroll
+            for (int n = 0; n < kAhead; ++n) {
+                const int first = base + 32 * n, own = ahead[n].ties;
+                int until = own;  // of the blocks up to this one, after the scan
+                for (int o = 1; o < 32; o *= 2) {
+                    const int other = __shfl_up_sync(~0u, until, o);
+                    if (lane >= o) until += other;
+                }
+                const int ties = min(own, max(cut.ties - (before + until - own), 0));
+                if (first + lane < blocks) values[first + lane] = ties == own ? ahead[n].all : ahead[n].above;
+                const uint32_t some = __ballot_sync(~0u, ties != 0 && ties != own);
+                if (some != 0) {
+                    const int at = __ffs(static_cast<int>(some)) - 1;
+                    partial = first + at;
+                    partial_ties = __shfl_sync(~0u, ties, at);
+                }
+                before += __shfl_sync(~0u, until, 31);
             }
-            before += __shfl_sync(~0u, until, 31);
         }
         if (partial >= 0) {
-            float sum = 0;
-            int seen = 0;
-            for (int i = lane; i < kSampleBlock; i += 32) {
-                sum = __fadd_rn(sum, kept(cut, partial_ties, partial * kSampleBlock + i, &seen));
-            }
+            float tile[kTile], sum = 0;
+            kept(cut, partial, partial_ties, tile);
+#pragma unroll
+            for (int i = 0; i < kTile; ++i) sum = __fadd_rn(sum, tile[i]);
             for (int o = 16; o > 0; o /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, o));
             __syncwarp();
             if (lane == 0) values[partial] = sum;
@@ -117,6 +130,7 @@ struct Draw {
     // How many tokens at the cut a block keeps.
     __device__ int ties_of(const Cut& cut, int block) const {
         int before = 0;
+#pragma unroll 8
         for (int i = lane; i < block; i += 32) before += mass[i].ties;
         before = __reduce_add_sync(~0u, before);
         return max(cut.ties - before, 0);
@@ -130,10 +144,11 @@ struct Draw {
         const uint32_t position = static_cast<uint32_t>(row.row[ROW_POSITION]) + 1;
         block_values(cut);
         const int block = pick(values, blocks, uniform(key, position, 0), lane), first = block * kSampleBlock;
-        const int ties = ties_of(cut, block);
+        float tile[kTile];
+        kept(cut, block, ties_of(cut, block), tile);
         __syncwarp();
-        int seen = 0;
-        for (int i = lane; i < kSampleBlock; i += 32) values[i] = kept(cut, ties, first + i, &seen);
+#pragma unroll
+        for (int i = 0; i < kTile; ++i) values[32 * i + lane] = tile[i];
         __syncwarp();
         return first + pick(values, min(kSampleBlock, row.vocabulary - first), uniform(key, position, 1), lane);
     }

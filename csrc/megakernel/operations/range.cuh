@@ -30,6 +30,16 @@ __device__ inline Best warp_best(Best best) {
 
 __device__ inline RowSampling sampling_of(const Context& c, int b) { return {c.row(b), c.plan.geometry.vocabulary}; }
 
+// A block of tokens in registers: those from `first` + lane on, every 32nd, so that their loads are under way together.
+inline constexpr int kTile = kSampleBlock / 32;
+__device__ inline void load_tile(const float* logits, int first, int end, int lane, float (&tile)[kTile]) {
+#pragma unroll
+    for (int i = 0; i < kTile; ++i) {
+        const int t = first + 32 * i + lane;
+        tile[i] = t < end ? logits[t] : -INFINITY;
+    }
+}
+
 // What north_jax/adjust.py does to the logits of tokens [begin, begin + count), by one warp; `logits` is the row's.
 __device__ inline void adjust_range(const Context& c, int b, float* logits, int begin, int count, int lane) {
     const RowSampling row = sampling_of(c, b);
@@ -67,16 +77,22 @@ __device__ inline void adjust_range(const Context& c, int b, float* logits, int 
 // The tail of LM_HEAD for one live row, by one warp: adjusts the range's logits, which are written and visible to the
 // warp, and lists the largest in `out`, the range's entries of RANGE_BEST.
 // Not inlined: it is no part of the product, whose registers it would take.
-__device__ __noinline__ inline void finish_range(const Context& c, int b, float* logits, int begin, int count, Best* out, int lane) {
+__device__ __noinline__ inline void finish_range(const Context& c, int b, float* logits, int begin, int count,
+                                                 Best* out, int lane) {
     adjust_range(c, b, logits, begin, count, lane);
     const int wanted = max(sampling_of(c, b).alternatives(), 1);
     Best last;
     for (int n = 0; n < wanted; ++n) {
         Best best{-INFINITY, INT_MAX};
-        for (int t = begin + lane; t < begin + count; t += 32) {
-            const Best other{logits[t], t};
-            if (n > 0 && !other.beaten_by(last)) continue;  // listed already
-            if (best.beaten_by(other)) best = other;
+        for (int first = begin; first < begin + count; first += kSampleBlock) {
+            float tile[kTile];
+            load_tile(logits, first, begin + count, lane, tile);
+#pragma unroll
+            for (int i = 0; i < kTile; ++i) {
+                const Best other{tile[i], first + 32 * i + lane};
+                if (other.token >= begin + count || (n > 0 && !other.beaten_by(last))) continue;  // listed already
+                if (best.beaten_by(other)) best = other;
+            }
         }
         last = warp_best(best);
         if (lane == 0) out[n] = last;

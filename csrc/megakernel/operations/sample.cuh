@@ -22,8 +22,8 @@ struct Weights {
     float largest;
     float temperature;
 
-    __device__ float of(int token) const { return expf((logits[token] - largest) / temperature); }
-    __device__ float likelihood(int token) const { return expf(logits[token] - largest); }
+    __device__ float of(float logit) const { return expf((logit - largest) / temperature); }
+    __device__ float likelihood(float logit) const { return expf(logit - largest); }
 };
 
 __device__ inline Weights weights_of(const Context& c, int b, float largest) {
@@ -94,9 +94,9 @@ __device__ uint32_t rows_that(const Context& c, int lane, Asks asks) {
 }
 
 // The first pass of a row, by the whole team: nearly all tokens count, so they are gathered in shared memory first, of
-// fixed-point weights of 41 bits the lower 20 and then the upper ones. A chunk is as many tokens as cannot overflow.
+// fixed-point weights of 41 bits the lower 20 and then the upper ones: those of 4095 tokens cannot overflow.
 __device__ inline void first_pass(const Context& c, const Team& team, int b, SampleScratch* s) {
-    constexpr int kChunk = 2048, kLower = 20;
+    constexpr int kEach = 16, kLower = 20;
     const RowSampling row = sampling_of(c, b);
     if (team.warp() == 0) {
         const Best best = likeliest(c, b, team.lane());
@@ -113,13 +113,23 @@ __device__ inline void first_pass(const Context& c, const Team& team, int b, Sam
     const bool by_mass = row.by_mass(0);
     uint64_t* bins = buffer.histogram(0);
     const int end = c.field(FIELD_ROW_BEGIN) + c.field(FIELD_ROW_COUNT);
-    for (int first = c.field(FIELD_ROW_BEGIN); first < end; first += kChunk) {
+    for (int first = c.field(FIELD_ROW_BEGIN); first < end; first += kEach * team.threads) {
+        float weight[kEach];
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            const int t = first + i * team.threads + team.thread;
+            weight[i] = t < end ? weights.logits[t] : -INFINITY;
+        }
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) weight[i] = weights.of(weight[i]);
         for (int part = 0; part <= by_mass; ++part) {
-            for (int t = first + team.thread; t < min(first + kChunk, end); t += team.threads) {
-                const float weight = weights.of(t);
-                const uint64_t fixed = fixed_point(weight);
+#pragma unroll
+            for (int i = 0; i < kEach; ++i) {
+                if (first + i * team.threads + team.thread >= end) continue;
+                const uint64_t fixed = fixed_point(weight[i]);
                 const uint64_t measure = !by_mass ? 1 : part == 0 ? fixed & ((1u << kLower) - 1) : fixed >> kLower;
-                if (measure > 0) atomicAdd(&s->bins[search.bin(bits_of(weight), 0)], static_cast<uint32_t>(measure));
+                const int bin = search.bin(bits_of(weight[i]), 0);
+                if (measure > 0) atomicAdd(&s->bins[bin], static_cast<uint32_t>(measure));
             }
             team.sync();
             for (int i = team.thread; i < kBins; i += team.threads) {
@@ -142,9 +152,15 @@ __device__ inline void later_pass(const Context& c, int b, int pass, int lane) {
     const bool by_mass = row.by_mass(pass);
     uint64_t* bins = buffer.histogram(pass);
     const int end = c.field(FIELD_ROW_BEGIN) + c.field(FIELD_ROW_COUNT);
-    for (int t = c.field(FIELD_ROW_BEGIN) + lane; t < end; t += 32) {
-        const float weight = weights.of(t);
-        add(bins, search.bin_of_token(bits_of(weight), pass), by_mass ? fixed_point(weight) : 1);
+    for (int first = c.field(FIELD_ROW_BEGIN); first < end; first += kSampleBlock) {
+        float tile[kTile];
+        load_tile(weights.logits, first, end, lane, tile);
+#pragma unroll
+        for (int i = 0; i < kTile; ++i) {
+            if (first + 32 * i + lane >= end) continue;
+            const float weight = weights.of(tile[i]);
+            add(bins, search.bin_of_token(bits_of(weight), pass), by_mass ? fixed_point(weight) : 1);
+        }
     }
     if (c.field(FIELD_DEALER) != 0 || lane != 0) return;
     buffer.state(pass) = search;
@@ -191,14 +207,18 @@ __device__ inline void block_masses(const Context& c, int b, int lane) {
     for (int first = c.field(FIELD_ROW_BEGIN); first < end; first += kSampleBlock) {
         BlockMass mass{};
         mass.cut = cut;
-        for (int t = first + lane; t < min(first + kSampleBlock, end); t += 32) {
+        float tile[kTile];
+        load_tile(weights.logits, first, end, lane, tile);
+#pragma unroll
+        for (int i = 0; i < kTile; ++i) {
+            if (first + 32 * i + lane >= end) continue;
             if (draws) {
-                const float weight = weights.of(t);
+                const float weight = weights.of(tile[i]);
                 if (bits_of(weight) >= cut.weight) mass.all = __fadd_rn(mass.all, weight);
                 if (bits_of(weight) > cut.weight) mass.above = __fadd_rn(mass.above, weight);
                 mass.ties += bits_of(weight) == cut.weight;
             }
-            if (reports) mass.likelihood = __fadd_rn(mass.likelihood, weights.likelihood(t));
+            if (reports) mass.likelihood = __fadd_rn(mass.likelihood, weights.likelihood(tile[i]));
         }
         for (int o = 16; o > 0; o /= 2) {
             mass.all = __fadd_rn(mass.all, __shfl_xor_sync(~0u, mass.all, o));
