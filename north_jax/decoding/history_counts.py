@@ -27,7 +27,10 @@ class HistoryCounts:
         self._counted: dict[int, tuple[TokenHistory, int]] = {}  # by slot: of which history, and of how many tokens
 
     def take(self, histories: Mapping[int, TokenHistory]) -> Array:
-        """The table, in which the rows of these slots are up to date. `put` gives it back, after it may be donated."""
+        """The table, in which the rows of these slots are up to date: to be donated, or lost.
+
+        `put` gives back what comes of it. Where none was given back, all rows are counted anew.
+        """
         table, self._table = self._table, None
         if table is None:
             table = jnp.zeros(self._shape, jnp.int32, device=self._device)
@@ -48,10 +51,6 @@ class HistoryCounts:
         history.generated.append(token)
         if counted:
             self._counted[slot] = history, len(history.generated)
-
-    def forget(self) -> None:
-        """Drops what rows hold: a table was lost, or counts what no history tells."""
-        self._counted.clear()
 
 
 @partial(jax.jit, donate_argnums=0)

@@ -207,7 +207,6 @@ class MegakernelDecoder:
             for _ in self._entries(number, call):
                 pass
             wait([call])
-            self._counts.forget()
             raise
         finally:
             self._engine.drop_queued()  # of a call that failed on its way
@@ -248,6 +247,7 @@ class MegakernelDecoder:
     def logits(self) -> np.ndarray:
         """What the last step of the last quantum computed: float32 [rows, V], in the order of its rows.
 
+        They are as `adjust.adjust` leaves them, after penalties, biases and masks.
         A row that ended before that step has those of an earlier one, or anything.
 
         Raises:

@@ -83,13 +83,17 @@ void sample_mass(Context& context, const Task& task) {
             const int32_t count = smaller(kSampleBlock, end - first);
             BlockMass& mass = out[first / kSampleBlock] = {0, 0, 0, 0, cut, {}};
             if (row.draws()) {
-                const auto weight = [&](int32_t i) { return distribution.weight(first + i); };
+                float weights[kSampleBlock];
+                for (int32_t i = 0; i < count; ++i) {
+                    weights[i] = distribution.weight(first + i);
+                    mass.ties += bits_of(weights[i]) == cut.weight;
+                }
                 const auto from = [&](uint32_t least) {
-                    return block_sum([&](int32_t i) { return bits_of(weight(i)) >= least ? weight(i) : 0.0f; }, count);
+                    return block_sum([&](int32_t i) { return bits_of(weights[i]) >= least ? weights[i] : 0.0f; },
+                                     count);
                 };
                 mass.all = from(cut.weight);
                 mass.above = from(cut.weight + 1);
-                for (int32_t i = 0; i < count; ++i) mass.ties += bits_of(weight(i)) == cut.weight;
             }
             if (row.reports()) {
                 mass.likelihood = block_sum([&](int32_t i) { return distribution.likelihood(first + i); }, count);
