@@ -12,7 +12,7 @@ struct SampleScratch {
         uint32_t bins[kBins];  // of a range's histogram; zero between its uses
         float values[kBins];   // of a draw
     };
-    Best best;
+    float largest[kMaxRows];  // logit of each row
 };
 inline constexpr int kMostBlocks = kBins;  // of a vocabulary: a draw keeps a float for each
 
@@ -94,17 +94,12 @@ __device__ uint32_t rows_that(const Context& c, int lane, Asks asks) {
 }
 
 // The first pass of a row, by the whole team: nearly all tokens count, so they are gathered in shared memory first, of
-// fixed-point weights of 41 bits the lower 20 and then the upper ones: those of 4095 tokens cannot overflow.
+// fixed-point weights of 41 bits the lower 20 and then the upper ones. Those of 4095 tokens, which 16 for each thread
+// of a team of fewer than 256 are, cannot overflow.
 __device__ inline void first_pass(const Context& c, const Team& team, int b, SampleScratch* s) {
     constexpr int kEach = 16, kLower = 20;
     const RowSampling row = sampling_of(c, b);
-    if (team.warp() == 0) {
-        const Best best = likeliest(c, b, team.lane());
-        if (team.lane() == 0) s->best = best;
-    }
-    team.sync();
-    const float largest = s->best.logit;
-    team.sync();
+    const float largest = s->largest[b];
     if (!isfinite(largest)) return;
     const Weights weights = weights_of(c, b, largest);
     const SearchBuffer buffer = search_of(c, FIELD_OUTPUT, b);
@@ -176,6 +171,11 @@ __device__ __noinline__ inline bool sample_histogram(const Context& c, const Tea
         if (!wait_task(c, team)) return false;
         if (pass == 0) {
             for (int i = team.thread; i < kBins; i += team.threads) s->bins[i] = 0;
+            for (int b = c.batch_begin() + team.warp(); b < c.batch_end(); b += team.warps()) {
+                if (!(rows >> (b - c.batch_begin()) & 1)) continue;
+                const Best best = likeliest(c, b, team.lane());
+                if (team.lane() == 0) s->largest[b] = best.logit;
+            }
             team.sync();
         }
         int number = 0;
