@@ -13,9 +13,13 @@ using megakernel::DeviceBatch;
 using megakernel::DeviceFault;
 using megakernel::DevicePlan;
 using megakernel::DeviceWords;
+using megakernel::PipelineTask;
 using megakernel::TaskLists;
 
 namespace {
+
+// Of the pipelined kernel, in the order of its Role.
+constexpr const char* kRoles[] = {"controller", "producer", "storer", "loader", "router", "consumer", "side"};
 
 void check(cudaError_t status, const char* what) {
     if (status != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
@@ -37,6 +41,42 @@ std::unique_ptr<DeviceMemory> upload(const std::vector<T>& values) {
     return std::make_unique<DeviceMemory>(values.data(), values.size() * sizeof(T));
 }
 
+// Where the buffer that a field of a task names begins in the workspace, in bytes.
+int64_t place_of(const TaskLists& lists, const int32_t* task, megakernel::Field field, int32_t sm) {
+    const int32_t buffer = task[field];
+    if (buffer == megakernel::BUFFER_NONE) return 0;
+    const megakernel::BufferPlace& place = lists.buffers[buffer];
+    const bool local = buffer == megakernel::BUFFER_LOCAL_RESIDUAL || buffer == megakernel::BUFFER_LOCAL_HIDDEN;
+    const bool of_layer_before = task[megakernel::FIELD_OPCODE] == megakernel::ADD_RMSNORM &&
+                                 task[megakernel::FIELD_INPUT_2] != megakernel::BUFFER_NONE &&
+                                 field <= megakernel::FIELD_INPUT_3;
+    const int64_t plane = (task[megakernel::FIELD_LAYER] - of_layer_before) % place.planes;
+    return place.offset + (plane + (local ? int64_t{sm} * place.planes : 0)) * place.plane_bytes;
+}
+
+std::vector<PipelineTask> pipeline_tasks(const TaskLists& lists, const megakernel::Model& model) {
+    const size_t count = lists.tasks.size() / megakernel::kDescriptorFields;
+    std::vector<PipelineTask> tasks(count);
+    std::vector<int32_t> sm_of(count);
+    for (int32_t sm = 0; sm < lists.sms(); ++sm) {
+        std::fill(sm_of.begin() + lists.begin[sm], sm_of.begin() + lists.begin[sm + 1], sm);
+    }
+    for (size_t i = 0; i < count; ++i) {
+        PipelineTask& task = tasks[i];
+        std::copy_n(&lists.tasks[i * megakernel::kDescriptorFields], megakernel::kDescriptorFields, task.fields);
+        const megakernel::Operation& operation = megakernel::kOperations[task.fields[megakernel::FIELD_OPCODE]];
+        for (int k = 0; k < 5; ++k) {
+            const megakernel::Field field = static_cast<megakernel::Field>(megakernel::FIELD_INPUT + k);
+            if (operation.fields >> field & 1) task.places[k] = place_of(lists, task.fields, field, sm_of[i]) / 16;
+        }
+        if (!(operation.fields >> megakernel::FIELD_WEIGHT & 1)) continue;
+        const megakernel::WeightMatrix& weight = model.weights.at(task.fields[megakernel::FIELD_WEIGHT]);
+        task.weight = weight.data;
+        task.columns = static_cast<int32_t>(weight.columns);
+    }
+    return tasks;
+}
+
 }  // namespace
 
 // Makes the platform's device the current one, for a while.
@@ -54,10 +94,13 @@ class CudaPlatform::OnDevice {
 
 // Task lists on the device, and the words that their quanta synchronise through.
 struct CudaPlatform::Plan {
-    explicit Plan(const TaskLists& lists)
-        : tasks(lists.tasks.data(), lists.tasks.size() * sizeof(int32_t)),
+    Plan(const TaskLists& lists, const megakernel::Model& model, bool pipelined)
+        : tasks(pipelined ? upload(pipeline_tasks(lists, model)) : upload(lists.tasks)),
           begin(lists.begin.data(), lists.begin.size() * sizeof(int32_t)),
           words(nullptr, (lists.counter_needs.size() + lists.queue_names.size() + 3) * sizeof(uint32_t)) {
+        plan.pipelined = pipelined;
+        plan.tasks = pipelined ? nullptr : tasks->as<int32_t>();
+        plan.pipeline_tasks = pipelined ? tasks->as<PipelineTask>() : nullptr;
         uint32_t* word = words.as<uint32_t>();
         view.counters = word;
         view.claims = word += lists.counter_needs.size();
@@ -66,7 +109,8 @@ struct CudaPlatform::Plan {
         view.exited = word + 2;
     }
 
-    DeviceMemory tasks, begin, words;
+    std::unique_ptr<DeviceMemory> tasks;
+    DeviceMemory begin, words;
     DeviceWords view;
     DevicePlan plan;
 };
@@ -100,7 +144,7 @@ MappedMemory<T>::~MappedMemory() {
 }
 
 CudaPlatform::CudaPlatform(const megakernel::Model& model)
-    : device_(device_of(model)), geometry_(model.geometry), type_(model.type) {
+    : device_(device_of(model)), model_(model) {
     const std::string reason = megakernel::unsupported(model.geometry, 1);
     if (!reason.empty()) throw std::invalid_argument("the decode kernel does not take " + reason);
     const OnDevice current(device_);
@@ -118,13 +162,13 @@ bool CudaPlatform::busy() const { return cudaEventQuery(launched_) == cudaErrorN
 
 void CudaPlatform::prepare(const TaskLists& lists) {
     const OnDevice current(device_);
-    auto plan = std::make_unique<Plan>(lists);
+    const bool pipelined = megakernel::not_pipelined(model_.geometry, model_.type, lists).empty();
+    auto plan = std::make_unique<Plan>(lists, model_, pipelined);
     DevicePlan& view = plan->plan;
-    view.geometry = geometry_;
-    view.type = type_;
+    view.geometry = model_.geometry;
+    view.type = model_.type;
     view.weights = weights_->as<megakernel::WeightMatrix>();
     view.frequencies = frequencies_->as<float>();
-    view.tasks = plan->tasks.as<int32_t>();
     view.begin = plan->begin.as<int32_t>();
     std::copy(std::begin(lists.buffers), std::end(lists.buffers), view.buffers);
     view.sms = lists.sms();
@@ -153,7 +197,8 @@ std::string CudaPlatform::launch(const Quantum& quantum, const megakernel::Batch
         status = cudaMemsetAsync(batch.workspace + search.offset, 0, search.plane_bytes, stream);
     }
     if (status == cudaSuccess) {
-        status = megakernel::launch_decode(plan.plan, plan.view, view, channel_.device(), fault_.device(), run, stream);
+        const auto launch = plan.plan.pipelined ? megakernel::launch_pipelined : megakernel::launch_plain;
+        status = launch(plan.plan, plan.view, view, channel_.device(), fault_.device(), run, stream);
     }
     if (status == cudaSuccess) status = cudaEventRecord(launched_, stream);
     return status == cudaSuccess ? "" : std::string("the launch failed: ") + cudaGetErrorString(status);
@@ -164,7 +209,8 @@ std::string CudaPlatform::report() const {
     const uint32_t kind = __atomic_load_n(&fault.kind, __ATOMIC_ACQUIRE);
     if (kind == DeviceFault::kNone) return "";
     const std::lock_guard lock(mutex_);
-    const std::string where = "in step " + std::to_string(fault.step) + " SM " + std::to_string(fault.sm);
+    const std::string role = plans_.at(lists_.get())->plan.pipelined ? std::string(" (") + kRoles[fault.role] + ")" : "";
+    const std::string where = "in step " + std::to_string(fault.step) + " SM " + std::to_string(fault.sm) + role;
     const std::string task = fault.task < 0 ? "" : " in " + megakernel::describe(*lists_, fault.task);
     switch (kind) {
         case DeviceFault::kWait:
@@ -176,6 +222,11 @@ std::string CudaPlatform::report() const {
             return where + " waited in vain for the step's end";
         case DeviceFault::kRingFull:
             return where + task + " waited in vain for room in the token ring: nobody takes its entries";
+        case DeviceFault::kBlocked:
+            return where + task + " waited in vain for another role of its block";
+        case DeviceFault::kNoPage:
+            return where + task + ": row " + std::to_string(fault.needed) + " has no page for position " +
+                   std::to_string(fault.seen);
         default:
             return where + task + ": the kernel does not know this operation";
     }

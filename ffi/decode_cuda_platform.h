@@ -69,8 +69,7 @@ class CudaPlatform final : public DecodePlatform {
 
     const int device_;
     mutable std::mutex mutex_;  // guards `plans_`, `lists_` and the launches
-    const megakernel::Geometry geometry_;
-    const megakernel::Type type_;
+    const megakernel::Model model_;
     std::map<const megakernel::TaskLists*, std::unique_ptr<Plan>> plans_;
     std::unique_ptr<DeviceMemory> weights_, frequencies_;
     MappedMemory<megakernel::Channel> channel_;

@@ -162,7 +162,7 @@ const char* unsupported(const Geometry& g, int32_t batch) {
     return "";
 }
 
-cudaError_t launch_decode(const DevicePlan& plan, const DeviceWords& words, const DeviceBatch& batch, Channel* channel,
+cudaError_t launch_plain(const DevicePlan& plan, const DeviceWords& words, const DeviceBatch& batch, Channel* channel,
                           DeviceFault* fault, const Quantum& quantum, cudaStream_t stream) {
     const void* kernel = plan.type == Type::kFloat32 ? reinterpret_cast<const void*>(decode_kernel<float>)
                                                      : reinterpret_cast<const void*>(decode_kernel<bf16>);

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <string>
 
 #include "csrc/megakernel/channel.h"
 #include "csrc/megakernel/plan.h"
@@ -14,6 +15,14 @@ inline constexpr int32_t kMaxLayers = 64;    // of a model: pools travel as kern
 inline constexpr int32_t kMaxExperts = 512;  // of a layer
 inline constexpr int32_t kMaxHeadDim = 256;
 
+// A task as the pipelined kernel reads it, with what would take a look-up on its way to a weight.
+struct PipelineTask {
+    int32_t fields[kDescriptorFields];
+    const void* weight;
+    int32_t columns;   // of it
+    int32_t places[5]; // of INPUT, INPUT_2, INPUT_3, OUTPUT and OUTPUT_2 in the workspace, in units of 16 bytes
+};
+
 // Task lists and model in device memory. The owner keeps all of it until the kernels that were launched with it have
 // ended.
 struct DevicePlan {
@@ -21,11 +30,13 @@ struct DevicePlan {
     Type type;
     const WeightMatrix* weights;  // [(layers + 1) · kWeightCount]
     const float* frequencies;     // [d/2]
-    const int32_t* tasks;         // [n, kDescriptorFields]
+    const int32_t* tasks;         // [n, kDescriptorFields]: of the plain kernel
+    const PipelineTask* pipeline_tasks;  // [n]: of the pipelined one
     const int32_t* begin;         // [sms + 1]
     BufferPlace buffers[kBufferCount];
     int32_t sms;
     int32_t batch;
+    bool pipelined;  // by the pipelined kernel, not the plain one
 };
 
 // Words that the SMs synchronise through, in device memory; zeroed on the stream before every launch.
@@ -39,9 +50,10 @@ struct DeviceWords {
 
 // What the first wait that timed out was waiting for; kind 0: nothing went wrong. Pinned, mapped host memory.
 struct DeviceFault {
-    enum Kind : uint32_t { kNone = 0, kWait = 1, kSliceWait = 2, kStepEnd = 3, kRingFull = 4, kBadTask = 5 };
+    enum Kind : uint32_t { kNone = 0, kWait = 1, kSliceWait = 2, kStepEnd = 3, kRingFull = 4, kBadTask = 5, kBlocked = 6, kNoPage = 7 };
     uint32_t kind;
     int32_t sm;
+    int32_t role;  // of the warp
     int32_t task;  // row in `tasks`, -1 for none
     int32_t counter;
     uint32_t needed;
@@ -72,9 +84,13 @@ struct Quantum {
 // "" or why this device or model cannot run the kernel.
 const char* unsupported(const Geometry& geometry, int32_t batch);
 
-// Enqueues one quantum: a cooperative launch of plan.sms blocks. `channel` and `fault` are device addresses of mapped
-// memory.
-cudaError_t launch_decode(const DevicePlan& plan, const DeviceWords& words, const DeviceBatch& batch, Channel* channel,
+// "" or why the pipelined kernel does not run these lists, which the plain one then does.
+std::string not_pipelined(const Geometry& geometry, Type type, const TaskLists& lists);
+
+// Enqueue one quantum: a cooperative launch of plan.sms blocks. `channel` and `fault` are device addresses of mapped
+// memory. The plain kernel runs any lists, in float32 too; the pipelined one is the fast one.
+cudaError_t launch_plain(const DevicePlan& plan, const DeviceWords& words, const DeviceBatch& batch, Channel* channel,
                           DeviceFault* fault, const Quantum& quantum, cudaStream_t stream);
+cudaError_t launch_pipelined(const DevicePlan& plan, const DeviceWords& words, const DeviceBatch& batch, Channel* channel, DeviceFault* fault, const Quantum& quantum, cudaStream_t stream);
 
 }  // namespace north_jax::megakernel

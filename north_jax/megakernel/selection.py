@@ -21,8 +21,10 @@ _MANY_LONG = shared_norm(router_first(down_first(1)))
 
 def choices(batch: int) -> tuple[tuple[int | None, Order], ...]:
     """The orders of a batch size, each with the longest context that it is for; None for any."""
-    if batch < 4:
+    if batch == 1:
         return ((None, _FEW),)
+    if batch < 4:
+        return ((None, _MANY_SHORT),)
     return ((_SHORT, _MANY_SHORT), (None, _MANY_LONG))
 
 

@@ -37,6 +37,7 @@ struct Context {
     DeviceFault* fault;
     Quantum quantum;
     int sm;
+    int role = 0;                     // of the pipelined kernel's warps
     int step = 0;
     int task = -1;                    // row in plan.tasks
     const int32_t* fields = nullptr;  // of the task
@@ -82,17 +83,32 @@ struct Context {
     }
 };
 
+// Who waits, for reports; and how long.
+struct Place {
+    uint32_t* abort;
+    DeviceFault* fault;
+    uint64_t timeout_ns;
+    int sm, role, task, step;
+};
+
 // Records the first fault of a launch and lets every other wait end.
-__device__ inline void report(const Context& c, DeviceFault::Kind kind, int counter, uint32_t needed, uint32_t seen) {
-    if (atomicCAS(c.words.abort, 0u, 1u) != 0) return;
-    DeviceFault* fault = c.fault;
-    fault->sm = c.sm;
-    fault->task = c.task;
+__device__ __noinline__ inline void report_fault(Place place, DeviceFault::Kind kind, int counter, uint32_t needed,
+                                                 uint32_t seen) {
+    if (atomicCAS(place.abort, 0u, 1u) != 0) return;
+    DeviceFault* fault = place.fault;
+    fault->sm = place.sm;
+    fault->role = place.role;
+    fault->task = place.task;
     fault->counter = counter;
     fault->needed = needed;
     fault->seen = seen;
-    fault->step = c.step;
+    fault->step = place.step;
     store_release_system(&fault->kind, static_cast<uint32_t>(kind));
+}
+
+__device__ inline void report(const Context& c, DeviceFault::Kind kind, int counter, uint32_t needed, uint32_t seen) {
+    report_fault({c.words.abort, c.fault, c.quantum.timeout_ns, c.sm, c.role, c.task, c.step}, kind, counter, needed,
+                 seen);
 }
 
 // Waits until ready() gives true, for at most `patience` times quantum.timeout_ns; false after a fault, here or

@@ -1,0 +1,296 @@
+// ATTN_DECODE: one split of one KV head of one row at a time, on tensor cores.
+//
+// A page of the ring holds the 64 keys of a KV page in rows 0 … 7, 8 keys a row, and their values in rows 8 … 15. With
+// the rows' padding, the keys q, q + 8, …, q + 56 lie in different banks: these are the rows of every fragment.
+//
+//   scores   [64 keys, 8 query heads] = K Qᵀ: four warps, 16 keys each; the other four do the next page
+//   outputs  [128 dims, 8 query heads] += Vᵀ P: each warp has 16 dims of all heads, so nothing is left to fold
+//
+// The softmax runs over the pages with a running maximum, by all warps alike. The step's own key and value come with the
+// queries, not through the page, which is being written meanwhile: the last split begins with them.
+#pragma once
+
+#include "csrc/megakernel/division.h"
+#include "csrc/megakernel/pipeline/consumer.cuh"
+#include "csrc/megakernel/pipeline/loader.cuh"
+#include "csrc/megakernel/pipeline/producer.cuh"
+#include "csrc/megakernel/pipeline/storer.cuh"
+
+namespace north_jax::megakernel::pipeline {
+
+constexpr int kKeysOfRow = kRowBytes / (kHeadDim * 2);          // 8
+constexpr int kKeyRows = kPageTokens / kKeysOfRow;              // 8 rows of the page for keys, then as many for values
+static_assert(2 * kKeyRows == kTileRows, "keys and values of a KV page fill a page of the ring");
+constexpr int kQueryStride = kHeadDim * 2 + 16;                 // bytes of a staged head
+static_assert((kQueryHeads + 2) * kQueryStride <= kMinStageBytes, "queries, key and value fit into a stage");
+
+// Written by a function of its own, for all roles: the arithmetic is long.
+__device__ __noinline__ inline void find_keys(KeyRange* to, const int32_t* rows, int batch_begin, int kv_heads,
+                                              int window, int number) {
+    const AttentionItem which = attention_item(rows, batch_begin, kv_heads, window, number);
+    const int position = rows[which.row * kRowFields + ROW_POSITION];
+    const Splits splits = attention_splits(position, window);
+    KeyRange i;
+    i.row = which.row, i.head = which.head, i.split = which.split, i.splits = splits.count;
+    i.begin = splits.first(which.split);
+    i.has_self = splits.last(which.split) == position + 1;
+    i.end = i.has_self ? position : splits.last(which.split);
+    i.first_page = i.begin / kPageTokens;
+    i.pages = i.end > i.begin ? (i.end - 1) / kPageTokens - i.first_page + 1 : 0;
+    *to = i;
+}
+
+__device__ __noinline__ inline int count_items(const int32_t* rows, int begin, int count, int kv_heads, int window) {
+    return attention_item_count(rows, begin, count, kv_heads, window);
+}
+
+struct Attention {
+    using Item = KeyRange;
+
+    // All lanes write the same.
+    __device__ __forceinline__ static Item item(const Common& r, int number) {
+        KeyRange* to = &r.shared().keys[threadIdx.x / 32];
+        find_keys(to, r.memory.rows, r.c.batch_begin(), r.c.plan.geometry.kv_heads, r.c.field(FIELD_WINDOW), number);
+        __syncwarp();
+        return *to;
+    }
+    __device__ __forceinline__ static int items(const Common& r) {
+        return count_items(r.memory.rows, r.c.batch_begin(), r.c.field(FIELD_BATCH_COUNT),
+                           r.c.plan.geometry.kv_heads, r.c.field(FIELD_WINDOW));
+    }
+
+    __device__ __forceinline__ static bool run(Producer& r) {
+        const int count = items(r), kv_heads = r.c.plan.geometry.kv_heads;
+        const bool sliding = r.c.field(FIELD_WINDOW) > 0;
+        const int entries = sliding ? r.c.batch.sliding_entries : r.c.batch.full_entries;
+        const int32_t* table = sliding ? r.c.batch.sliding_table : r.c.batch.full_table;
+        const Pool& pool = r.c.batch.pools[r.c.field(FIELD_POOL)];
+        constexpr int kHeadValues = kPageTokens * kHeadDim;
+#pragma unroll 1
+        for (int n = r.c.field(FIELD_DEALER); n < count; n += r.c.field(FIELD_DEALERS)) {
+            const Item i = item(r, n);
+            int32_t some = 0;  // page numbers, one a lane
+#pragma unroll 1
+            for (int p = 0; p < i.pages; ++p) {
+                if (p % 32 == 0) some = __ldg(table + i.row * entries + (i.first_page + p + r.lane) % entries);
+                const int page = __shfl_sync(~0u, some, p % 32);
+                if (page < 0 || page >= pool.pages) {
+                    if (r.lane == 0) report(r.c, DeviceFault::kNoPage, -1, i.row, (i.first_page + p) * kPageTokens);
+                    return false;
+                }
+                // Lanes 0 … 7 copy keys, 8 … 15 values.
+                const int64_t head = (int64_t{page} * 2 + (r.lane >= kKeyRows)) * kv_heads + i.head;
+                const bf16* from = static_cast<const bf16*>(pool.data) + head * kHeadValues +
+                                   r.lane % kKeyRows * (kRowBytes / 2);
+                if (!r.fill_page(from, kTileRows, kRowBytes)) return false;
+            }
+        }
+        return true;
+    }
+
+    // Queries of the KV head, then its new key and value.
+    __device__ __forceinline__ static bool run(Loader& r) {
+        if (!r.stages()) return true;
+        const Geometry& g = r.c.plan.geometry;
+        const int count = items(r), group = g.heads / g.kv_heads, width = (g.heads + 2 * g.kv_heads) * kHeadDim;
+#pragma unroll 1
+        for (int n = r.c.field(FIELD_DEALER); n < count; n += r.c.field(FIELD_DEALERS)) {
+            const Item i = item(r, n);
+            if (!r.wait_slices(r.lane == 0 ? i.head : -1)) return false;
+            fence_bulk_copies();
+            const uint32_t stage = r.open_stage((group + 2) * kHeadDim * 2);
+            if (stage == 0) return false;
+            if (r.lane < group + 2) {
+                const int head = r.lane < group        ? i.head * group + r.lane
+                                 : r.lane == group     ? g.heads + i.head
+                                                       : g.heads + g.kv_heads + i.head;
+                const int place = r.lane < group ? r.lane : r.lane - group + kQueryHeads;
+                const bf16* from = r.buffer<const bf16>(FIELD_INPUT) + i.row * width + head * kHeadDim;
+                r.copy(stage + place * kQueryStride, from, kHeadDim * 2);
+            }
+            r.close_stage();
+        }
+        return true;
+    }
+
+    __device__ __forceinline__ static bool run(Consumer& r) {
+        const int count = items(r);
+#pragma unroll 1
+        for (int n = r.c.field(FIELD_DEALER); n < count; n += r.c.field(FIELD_DEALERS)) {
+            if (!attend(r, item(r, n))) return false;
+        }
+        return true;
+    }
+
+    __device__ __forceinline__ static bool run(Storer& r) {
+        const int kv_heads = r.c.plan.geometry.kv_heads, dealer = r.c.field(FIELD_DEALER);
+        const int dealers = r.c.field(FIELD_DEALERS), each = r.c.field(FIELD_ARRIVE_COUNT);
+        if (r.warp == 0) {  // for idle rows
+#pragma unroll 1
+            for (int n = dealer + dealers * r.lane; n < r.c.plan.batch * kv_heads; n += dealers * 32) {
+                if (r.live(n / kv_heads)) continue;
+                add_release(r.c.words.counters + r.c.field(FIELD_ARRIVE) + n, kMaxSplits * each);
+            }
+        }
+        const int count = items(r);
+#pragma unroll 1
+        for (int n = dealer; n < count; n += dealers) {
+            if (!r.next_is_mine()) continue;
+            const Item i = item(r, n);
+            if (!r.take()) return false;
+            const int missing = i.split + 1 == i.splits ? kMaxSplits - i.splits : 0;
+            r.arrive(r.c.field(FIELD_ARRIVE) + i.row * kv_heads + i.head, each * (1 + missing));
+            r.release();
+        }
+        return true;
+    }
+
+   private:
+    __device__ __forceinline__ static bool attend(Consumer& r, const Item& i) {
+        Shared& s = r.shared();
+        const Geometry& geometry = r.c.plan.geometry;
+        const int g = r.lane / 4, t = r.lane % 4, dims = r.warp * 16;
+        const float scale = 1.0f / sqrtf(static_cast<float>(kHeadDim));
+        const uint32_t stage = r.take_stage();
+        if (stage == 0) return false;
+
+        // Of this lane's query head g, alike in all four lanes and all warps.
+        float largest = -INFINITY, total = 0;
+        float out[4] = {};  // dims + g and dims + g + 8, of query heads 2t and 2t + 1
+        if (i.has_self) {
+            const float score = score_self(r, stage);
+            if (r.lane == 0) s.self_score[r.self_turn][r.warp] = score * scale;
+            const uint32_t value = stage + (kQueryHeads + 1) * kQueryStride;
+            const float low = load_bf16(value, dims + g), high = load_bf16(value, dims + g + 8);
+            if (!r.meet()) return false;
+            largest = s.self_score[r.self_turn][g];
+            r.self_turn ^= 1;
+            total = 1;
+            out[0] = out[1] = low;
+            out[2] = out[3] = high;
+        }
+#pragma unroll 1
+        for (int p = 0; p < i.pages; ++p) {
+            const uint32_t page = r.take_page();
+            if (page == 0) return false;
+            float* scores = s.scores[r.score_turn];
+            if (r.warp / 4 == r.score_turn) store_scores(r, page, stage, scores);
+            r.score_turn ^= 1;
+            if (!r.meet()) return false;
+
+            const int first = (i.first_page + p) * kPageTokens + 16 * t;  // this lane's 16 keys
+            const bool partial = first - 16 * t < i.begin || first - 16 * t + kPageTokens > i.end;
+            float weight[16];
+            float most = largest;
+#pragma unroll
+            for (int j = 0; j < 16; j += 4) {
+                const float4 four = *reinterpret_cast<const float4*>(scores + g * kScoreStride + t * 20 + j);
+                weight[j] = four.x * scale, weight[j + 1] = four.y * scale;
+                weight[j + 2] = four.z * scale, weight[j + 3] = four.w * scale;
+            }
+            if (partial) {
+#pragma unroll
+                for (int j = 0; j < 16; ++j) {
+                    if (first + j < i.begin || first + j >= i.end) weight[j] = -INFINITY;
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < 16; ++j) most = fmaxf(most, weight[j]);
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+            const float shrink = __expf(largest - most);
+            float sum = 0;
+#pragma unroll
+            for (int j = 0; j < 16; ++j) {
+                weight[j] = __expf(weight[j] - most);
+                sum += weight[j];
+            }
+            sum += __shfl_xor_sync(~0u, sum, 1);
+            sum += __shfl_xor_sync(~0u, sum, 2);
+            total = total * shrink + sum;
+            largest = most;
+
+            const float shrink_0 = __shfl_sync(~0u, shrink, 8 * t), shrink_1 = __shfl_sync(~0u, shrink, 8 * t + 4);
+            out[0] *= shrink_0, out[1] *= shrink_1, out[2] *= shrink_0, out[3] *= shrink_1;
+            const uint32_t values = page + kKeyRows * kRowStride + r.lane % 8 * kRowStride +
+                                    (dims + r.lane / 8 % 2 * 8) * 2 + r.lane / 16 * kHeadDim * 2;
+#pragma unroll
+            for (int step = 0; step < 4; ++step) {  // keys 2 step and 2 step + 1 of every 8
+                FragmentA a = load_matrices_transposed(values + step * 2 * kHeadDim * 2);
+                const int j = 2 * step;
+                if (partial) {
+                    // What was never written may be NaN, which no weight of 0 hides.
+                    const uint32_t even = mask(first + j, i) | mask(first + j + 8, i) << 16;
+                    const uint32_t odd = mask(first + j + 1, i) | mask(first + j + 9, i) << 16;
+                    a.word[0] &= even, a.word[1] &= even, a.word[2] &= odd, a.word[3] &= odd;
+                }
+                multiply_add(out, a, {{pack(weight[j], weight[j + 8]), pack(weight[j + 1], weight[j + 9])}});
+            }
+            r.release_page();
+        }
+        r.release_stage();
+
+        const int group = geometry.heads / geometry.kv_heads;
+        const int64_t place = ((i.row * geometry.kv_heads + i.head) * kMaxSplits + i.split) * group;
+        float* partials = r.buffer<float>(FIELD_OUTPUT) + place * kHeadDim + dims + g;
+        if (2 * t < group) {
+            partials[2 * t * kHeadDim] = out[0];
+            partials[2 * t * kHeadDim + 8] = out[2];
+        }
+        if (2 * t + 1 < group) {
+            partials[(2 * t + 1) * kHeadDim] = out[1];
+            partials[(2 * t + 1) * kHeadDim + 8] = out[3];
+        }
+        if (r.warp == 0 && t == 0 && g < group) {
+            float* stats = r.buffer<float>(FIELD_OUTPUT_2) + (place + g) * 2;
+            stats[0] = largest;
+            stats[1] = total;
+        }
+        return r.hand_over_stored();
+    }
+
+    // All bits where the key at a position is among an item's pages.
+    __device__ __forceinline__ static uint32_t mask(int position, const Item& i) {
+        return position >= i.begin && position < i.end ? 0xffffu : 0u;
+    }
+
+    __device__ __forceinline__ static float load_bf16(uint32_t row, int column) {
+        const uint32_t pair = load_shared(row + column / 2 * 4);
+        return column % 2 == 0 ? low_half(pair) : high_half(pair);
+    }
+
+    // The product of query head `warp` with the new key, to the whole warp.
+    __device__ __forceinline__ static float score_self(const Consumer& r, uint32_t stage) {
+        const uint32_t query = stage + r.warp * kQueryStride + r.lane * 8;
+        const uint32_t key = stage + kQueryHeads * kQueryStride + r.lane * 8;
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const uint32_t q = load_shared(query + 4 * i), k = load_shared(key + 4 * i);
+            sum += low_half(q) * low_half(k) + high_half(q) * high_half(k);
+        }
+        return warp_sum(sum);
+    }
+
+    // Scores of keys q = 2 (warp % 4) and q + 1 of every 8.
+    __device__ __forceinline__ static void store_scores(const Consumer& r, uint32_t page, uint32_t stage,
+                                                        float* scores) {
+        const int g = r.lane / 4, t = r.lane % 4, q = r.warp % 4 * 2;
+        const int group = r.c.plan.geometry.heads / r.c.plan.geometry.kv_heads;
+        const uint32_t keys = page + r.lane % 8 * kRowStride + (q + r.lane / 8 % 2) * kHeadDim * 2 + r.lane / 16 * 16;
+        const uint32_t query = stage + g * kQueryStride + t * 4;
+        float sum[2][4] = {};
+#pragma unroll
+        for (int k = 0; k < kHeadDim / 16; ++k) {
+            FragmentB b{{0, 0}};
+            if (g < group) b = {{load_shared(query + k * 32), load_shared(query + k * 32 + 16)}};
+            multiply_add(sum[k % 2], load_matrices(keys + k * 32), b);
+        }
+        // Key 8 g + q lies at 20 (g / 2) + 8 (g % 2) + q: lanes that read 16 keys find them together.
+        float* to = scores + 2 * t * kScoreStride + g / 2 * 20 + g % 2 * 8 + q;
+        *reinterpret_cast<float2*>(to) = {sum[0][0] + sum[1][0], sum[0][2] + sum[1][2]};
+        *reinterpret_cast<float2*>(to + kScoreStride) = {sum[0][1] + sum[1][1], sum[0][3] + sum[1][3]};
+    }
+};
+
+}  // namespace north_jax::megakernel::pipeline

@@ -1,0 +1,170 @@
+// The consumer warps: products of pages with activations. Each warp takes an eighth of a page's columns.
+#pragma once
+
+#include "csrc/megakernel/device/tensor.cuh"
+#include "csrc/megakernel/pipeline/role.cuh"
+
+namespace north_jax::megakernel::pipeline {
+
+struct Consumer : Common {
+    using Common::Common;
+    RoutingReader routing;
+    float sum[2][4];           // even and odd steps
+    int score_turn = 0, self_turn = 0;  // which half of the scores is next
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sum[i / 4][i % 4] = 0;
+    }
+
+    // Waits for the next page; gives its address, 0 after a fault.
+    __device__ __forceinline__ uint32_t take_page() const {
+        if (!wait(&shared().page_full[page_.slot], page_.parity)) return 0;
+        return memory.pages + page_.slot * kPageBytes;
+    }
+    __device__ __forceinline__ void release_page() {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&shared().page_empty[page_.slot]);
+        page_.advance(memory.layout.pages);
+    }
+
+    // Waits for the next stage; gives its address, 0 after a fault.
+    __device__ __forceinline__ uint32_t take_stage() const {
+        if (!wait(&shared().stage_full[stage_.slot], stage_.parity)) return 0;
+        return memory.stages + stage_.slot * memory.layout.stage_bytes;
+    }
+    __device__ __forceinline__ void release_stage() {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&shared().stage_empty[stage_.slot]);
+        stage_.advance(kStages);
+    }
+
+    // Adds the product of a page of `columns` columns with a row of activations: `row` is the address of the one that is
+    // this lane's column of the product, 0 for zeros.
+    __device__ __forceinline__ void multiply(uint32_t page, uint32_t row, int columns) {
+        const int steps = columns / (kConsumerWarps * 16);
+        const uint32_t from = page + lane % 16 * kRowStride + warp * steps * 32 + lane / 16 * 16;
+        const uint32_t with = row + warp * steps * 32 + lane % 4 * 4;
+        if (steps == 8) {
+            multiply_steps<4>(from, with, row != 0);
+            multiply_steps<4>(from + 4 * 32, with + 4 * 32, row != 0);
+        } else if (steps == 6) {
+            multiply_steps<6>(from, with, row != 0);
+        } else {
+#pragma unroll 1
+            for (int k = 0; k < steps; ++k) multiply_steps<1>(from + k * 32, with + k * 32, row != 0);
+        }
+    }
+
+    // Hands the sums of a tile to the storer whose turn it is, and begins new ones.
+    __device__ __forceinline__ bool hand_over() {
+        const int storer = tiles_ % kStorerWarps;
+        const uint32_t parity = tiles_ / kStorerWarps & 1;
+        ++tiles_;
+        if (!wait(&shared().sums_empty[storer], parity ^ 1)) return false;
+        const int batch = c.plan.batch, g = lane / 4, column = lane % 4 * 2;
+        float* to = memory.sums + storer * (memory.layout.sums_bytes / 4) + (warp * batch + column) * kSumsStride + g;
+        if (column < batch) {
+            to[0] = sum[0][0] + sum[1][0];
+            to[8] = sum[0][2] + sum[1][2];
+        }
+        if (column + 1 < batch) {
+            to[kSumsStride] = sum[0][1] + sum[1][1];
+            to[kSumsStride + 8] = sum[0][3] + sum[1][3];
+        }
+        arrive_at_storer(storer);
+        return true;
+    }
+
+    // Tells the storer whose turn it is that this warp's part of something is in global memory.
+    __device__ __forceinline__ bool hand_over_stored() {
+        const int storer = tiles_ % kStorerWarps;
+        const uint32_t parity = tiles_ / kStorerWarps & 1;
+        ++tiles_;
+        if (!wait(&shared().sums_empty[storer], parity ^ 1)) return false;
+        arrive_at_storer(storer);
+        return true;
+    }
+
+    // A barrier of the consumers.
+    __device__ __forceinline__ bool meet() {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&shared().scores_ready);
+        const bool ok = wait(&shared().scores_ready, met_);
+        met_ ^= 1;
+        return ok;
+    }
+
+    // Waits for the layer's normalised input, at the first task that takes it.
+    __device__ __forceinline__ bool take_input() {
+        if (input_layer_ == c.field(FIELD_LAYER)) return true;
+        release_input();
+        input_layer_ = c.field(FIELD_LAYER);
+        return wait(&shared().input_full, input_.parity);
+    }
+
+    // Tiles of rows of a weight that multiply the layer's input.
+    __device__ __forceinline__ bool multiply_input(int tiles) {
+        if (!take_input()) return false;
+#pragma unroll 1
+        for (int tile = 0; tile < tiles; ++tile) {
+            if (!multiply_tile()) return false;
+        }
+        return tiles >= 0;
+    }
+
+    __device__ __forceinline__ void end_step() {
+        routing.end_step(*this);
+        release_input();
+    }
+
+   private:
+    __device__ __forceinline__ bool multiply_tile() {
+        const int batch = c.plan.batch, hidden = c.plan.geometry.hidden, g = lane / 4;
+        uint32_t row = memory.input + g * kRowStride;
+        clear();
+#pragma unroll 1
+        for (int k = 0; k < hidden; k += kPageColumns) {
+            const uint32_t page = take_page();
+            if (page == 0) return false;
+            multiply(page, g < batch ? row : 0, min(kPageColumns, hidden - k));
+            release_page();
+            row += batch * kRowStride;
+        }
+        return hand_over();
+    }
+
+    template <int kSteps>
+    __device__ __forceinline__ void multiply_steps(uint32_t from, uint32_t with, bool some) {
+        FragmentA a[kSteps];
+        FragmentB b[kSteps];
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) {
+            a[k] = load_matrices(from + k * 32);
+            b[k] = {{0, 0}};
+            if (some) b[k] = {{load_shared(with + k * 32), load_shared(with + k * 32 + 16)}};
+        }
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) multiply_add(sum[k % 2], a[k], b[k]);
+    }
+
+    __device__ __forceinline__ void arrive_at_storer(int storer) const {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&shared().sums_full[storer]);
+    }
+
+    __device__ __forceinline__ void release_input() {
+        if (input_layer_ < 0) return;
+        input_layer_ = -1;
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&shared().input_empty);
+        input_.advance(1);
+    }
+
+    int input_layer_ = -1;
+    Cursor page_, stage_, input_;
+    int tiles_ = 0;
+    uint32_t met_ = 0;
+};
+
+}  // namespace north_jax::megakernel::pipeline

@@ -1,0 +1,83 @@
+// Which models and task lists the pipelined kernel runs.
+#pragma once
+
+#include <string>
+
+#include "csrc/megakernel/pipeline/norm.cuh"
+
+namespace north_jax::megakernel::pipeline {
+
+__host__ __device__ inline bool takes_input(int32_t opcode) {
+    return opcode == QKV_PROJ || opcode == ROUTER_GEMM || opcode == FFN_UPGATE_ACT || opcode == MOE_UPGATE_ACT ||
+           opcode == LM_HEAD;
+}
+
+// "" or what keeps these sizes from the tensor cores' tiles.
+inline std::string refuse_geometry(const Geometry& g, int32_t batch) {
+    constexpr int kColumns = kConsumerWarps * 16;  // that a product of all warps takes
+    auto odd = [](int32_t value) { return value % kColumns != 0; };
+    if (batch > kMaxBatch) return "more than 8 rows";
+    if (g.head_dim != kHeadDim) return "a head of other than 128 values";
+    if (g.heads / g.kv_heads > kQueryHeads) return "more than 8 query heads a KV head";
+    if (g.hidden > kResidualChunks * kLoaderWarps * 128 || odd(g.hidden)) {
+        return "a hidden size that is no multiple of 128 up to 2048";
+    }
+    if (g.experts > kMaxPipelineExperts) return "more than 128 experts";
+    if (g.experts > 0 && (g.expert_width > kPageColumns || odd(g.expert_width))) {
+        return "experts whose width is no multiple of 128 up to 1024";
+    }
+    return "";
+}
+
+inline std::string refuse_lists(const TaskLists& lists) {
+    for (int32_t sm = 0; sm < lists.sms(); ++sm) {
+        int heads = 0;
+        bool unread = false;  // an input that nobody has taken
+        for (int32_t number = lists.begin[sm]; number < lists.begin[sm + 1]; ++number) {
+            const int32_t* task = &lists.tasks[int64_t{number} * kDescriptorFields];
+            const int32_t opcode = task[FIELD_OPCODE], rows = task[FIELD_ROW_COUNT];
+            switch (opcode) {
+                case ADD_RMSNORM:
+                    if (task[FIELD_OUTPUT] != BUFFER_LOCAL_HIDDEN) break;
+                    if (unread) return "an SM that norms an input and does not take it";
+                    unread = true;
+                    break;
+                case O_PROJ:
+                case FFN_DOWN: {
+                    const int32_t slice = task[FIELD_K_SLICE], parts = (slice + kPageColumns - 1) / kPageColumns;
+                    if (slice % (parts * kConsumerWarps * 16) != 0) return "slices of other than 128 columns' multiples";
+                    if (rows > kTileRows) return "tiles of more than 16 rows";
+                    break;
+                }
+                case FFN_UPGATE_ACT:
+                case MOE_UPGATE_ACT:
+                    if (rows > kTileRows / 2) return "tiles of more than 8 hidden units";
+                    break;
+                case QKV_PROJ:
+                case ROUTER_GEMM:
+                case MOE_DOWN:
+                    if (rows > kTileRows) return "tiles of more than 16 rows";
+                    break;
+                case EMBED:
+                case ATTN_DECODE:
+                case ATTN_COMBINE:
+                case SAMPLE_CUTOFF:
+                case SAMPLE_MASS:
+                case SAMPLE_DRAW:
+                case END_STEP:
+                    break;
+                case LM_HEAD:
+                    ++heads;
+                    break;
+                default:
+                    return std::string("the operation ") +
+                           (opcode >= 0 && opcode < kOpcodeCount ? kOperations[opcode].name : "of an unknown opcode");
+            }
+            if (takes_input(opcode)) unread = false;
+        }
+        if (heads != 1) return "an SM with other than one LM_HEAD task";
+    }
+    return "";
+}
+
+}  // namespace north_jax::megakernel::pipeline

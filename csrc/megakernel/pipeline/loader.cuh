@@ -1,0 +1,73 @@
+// The loader: activations into the stage ring, by its first warp; routing, by its second; the residual stream and its
+// norm, by all of them.
+#pragma once
+
+#include "csrc/megakernel/device/tensor.cuh"
+#include "csrc/megakernel/pipeline/router.cuh"
+
+namespace north_jax::megakernel::pipeline {
+
+constexpr int kResidualChunks = 2048 / (kLoaderWarps * 32 * 4);  // of four values, of a thread
+
+struct Loader : Common {
+    using Common::Common;
+    RoutingReader routing;
+    Router router;
+    int input_layer = -1;  // whose input has been staged
+
+    __device__ __forceinline__ bool stages() const { return warp == 0; }
+    __device__ __forceinline__ bool routes() const { return warp == 1; }
+    __device__ __forceinline__ int thread() const { return warp * 32 + lane; }
+    __device__ __forceinline__ void sync() const {
+        asm volatile("barrier.sync %0, %1;" ::"n"(kBarrier), "n"(kLoaderWarps * 32) : "memory");
+    }
+    // Whether the first warp says so, to all warps.
+    __device__ __forceinline__ bool agreed(bool value) const {
+        return Team{thread(), kLoaderWarps * 32, kBarrier}.all(warp != 0 || value);
+    }
+
+    // Waits for an empty stage and expects `bytes` in it; gives its address, 0 after a fault.
+    __device__ __forceinline__ uint32_t open_stage(int bytes) {
+        if (!wait(&shared().stage_empty[stage_.slot], stage_.parity)) return 0;
+        if (lane == 0) barrier_arrive_expect(&shared().stage_full[stage_.slot], bytes);
+        __syncwarp();
+        return memory.stages + stage_.slot * memory.layout.stage_bytes;
+    }
+    __device__ __forceinline__ void copy(uint32_t to, const void* from, int bytes) const {
+        bulk_copy(to, from, bytes, &shared().stage_full[stage_.slot]);
+    }
+    __device__ __forceinline__ void close_stage() { stage_.advance(kStages); }
+
+    // Waits until the consumers have done with the last layer's input. By the first warp.
+    __device__ __forceinline__ bool open_input() {
+        const bool ok = wait(&shared().input_empty, input_.parity);
+        input_.advance(1);
+        return ok;
+    }
+
+    __device__ __forceinline__ void end_step() {
+        if (stages()) routing.end_step(*this);
+        router.end_step();
+        input_layer = -1;
+    }
+
+    // Copies on their way into a block that is about to end land first.
+    __device__ __forceinline__ void drain() {
+        if (!stages()) return;
+        // What was opened for copies completes; what was not shows the phase before, which is complete.
+        for (int i = 0; i < kStages; ++i) {
+            while (!__all_sync(~0u, barrier_test(&shared().stage_full[stage_.slot], stage_.parity))) {
+            }
+            stage_.advance(kStages);
+        }
+        while (!__all_sync(~0u, barrier_test(&shared().input_full, input_.parity))) {
+        }
+    }
+
+   private:
+    static constexpr int kBarrier = 1;
+
+    Cursor stage_ = Cursor::filling(), input_ = Cursor::filling();
+};
+
+}  // namespace north_jax::megakernel::pipeline

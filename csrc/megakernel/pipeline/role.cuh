@@ -1,0 +1,229 @@
+// What every role has: its context, its way through the SM's list, bounded waits at barriers and counters.
+#pragma once
+
+#include "csrc/megakernel/device/barrier.cuh"
+#include "csrc/megakernel/pipeline/shared.cuh"
+
+namespace north_jax::megakernel::pipeline {
+
+// A place in a ring of slots, and the parity of its barriers' phases. Who fills begins with `filling`: all slots are
+// empty as if they had been emptied before.
+struct Cursor {
+    int slot = 0;
+    uint32_t parity = 0;
+
+    __device__ __forceinline__ static Cursor filling() { return {0, 1}; }
+    __device__ __forceinline__ void advance(int slots) {
+        if (++slot == slots) {
+            slot = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// The slow ends of waits are functions of their own, so that the code that runs when nothing is late stays small: it has
+// to stay in the instruction cache, since whatever leaves it comes back from behind the stream of weights.
+
+extern __shared__ __align__(128) unsigned char block_memory[];
+
+// What of a wait only a report needs.
+struct Waiter {
+    int role, task, step;
+};
+
+__device__ __noinline__ inline void report_waiter(Waiter w, DeviceFault::Kind kind, int counter, uint32_t needed,
+                                                  uint32_t seen) {
+    const Patience& p = reinterpret_cast<const Shared*>(block_memory)->patience;
+    report_fault({p.abort, p.fault, p.timeout_ns, static_cast<int>(blockIdx.x), w.role, w.task, w.step}, kind, counter,
+                 needed, seen);
+}
+
+__device__ __noinline__ inline bool wait_patiently(uint64_t* barrier, uint32_t parity, Waiter waiter) {
+    const Patience& p = reinterpret_cast<const Shared*>(block_memory)->patience;
+    const uint64_t begin = nanoseconds();
+    while (!__all_sync(~0u, barrier_test(barrier, parity))) {
+        if (__any_sync(~0u, load_relaxed(p.abort) != 0)) return false;
+        // Longer than waits at counters, so that whoever keeps this block waiting is heard first.
+        if (__any_sync(~0u, nanoseconds() - begin > 2 * p.timeout_ns)) {
+            if (threadIdx.x % 32 == 0) report_waiter(waiter, DeviceFault::kBlocked, -1, 0, 0);
+            __syncwarp();
+            return false;
+        }
+    }
+    return true;
+}
+
+// Polls that see no change stay in flight while others follow: seeing an arrival then costs one latency, not one and a
+// half. `counter` < 0: nothing to wait for.
+__device__ __noinline__ inline bool poll_counters(int counter, int need, bool slice, Waiter waiter) {
+    constexpr int kPollInterval = 50;  // ns
+    const Patience& p = reinterpret_cast<const Shared*>(block_memory)->patience;
+    const uint32_t target = static_cast<uint32_t>(waiter.step + 1) * static_cast<uint32_t>(need);
+    const uint32_t* word = p.counters + max(counter, 0);
+    uint32_t first = load_relaxed(word);
+    __nanosleep(kPollInterval);
+    uint32_t second = load_relaxed(word);
+    __nanosleep(kPollInterval);
+    uint32_t third = load_relaxed(word);
+    uint64_t begin = 0;
+    for (int polls = 0;; ++polls) {
+        const bool reached = counter < 0 || static_cast<int32_t>(first - target) >= 0;
+        if (__all_sync(~0u, reached)) return true;
+        first = second;
+        second = third;
+        __nanosleep(kPollInterval);
+        third = load_relaxed(word);
+        if (polls % 64 != 63) continue;
+        if (begin == 0) begin = nanoseconds();
+        if (__any_sync(~0u, load_relaxed(p.abort) != 0)) return false;
+        if (__any_sync(~0u, nanoseconds() - begin > p.timeout_ns)) {
+            const uint32_t missing = __ballot_sync(~0u, counter >= 0 && static_cast<int32_t>(first - target) < 0);
+            if (missing != 0 && threadIdx.x % 32 == __ffs(missing) - 1) {
+                report_waiter(waiter, slice ? DeviceFault::kSliceWait : DeviceFault::kWait, counter, target, first);
+            }
+            __syncwarp();
+            return missing == 0;
+        }
+    }
+}
+
+// What a role needs of its block. One a warp.
+struct Common {
+    Context c;
+    Memory memory;
+    int warp;  // of the role
+    int lane;
+    Cursor step;
+
+    __device__ __forceinline__ Common(const Context& context, const Memory& block, Role role, int warp_of_role,
+                                      int lane_of_warp)
+        : c(context), memory(block), warp(warp_of_role), lane(lane_of_warp) {
+        c.role = static_cast<int>(role);
+        c.task = first_task();
+    }
+
+    __device__ __forceinline__ Shared& shared() const { return *memory.shared; }
+    __device__ __forceinline__ int first_task() const { return shared().first_task - 1; }
+
+    // Goes on to the next task of the list; `ended` says that there was none, and that the next one is the first again.
+    // False after a fault.
+    __device__ __forceinline__ bool next_task(bool* ended) {
+        Shared& s = shared();
+        *ended = c.task + 1 == s.end_task;
+        if (place_ == kTasksOfSlot || (*ended && place_ > 0)) {
+            __syncwarp();
+            if (lane == 0) barrier_arrive(&s.tasks_empty[tasks_.slot]);
+            tasks_.advance(kTaskSlots);
+            place_ = 0;
+        }
+        if (*ended) {
+            c.task = first_task();
+            return true;
+        }
+        if (place_ == 0 && !wait(&s.tasks_full[tasks_.slot], tasks_.parity)) return false;
+        c.fields = s.task[tasks_.slot][place_++].fields;
+        ++c.task;
+        return true;
+    }
+
+    // A buffer that the task names; `local` ones are this SM's.
+    template <class T>
+    __device__ __forceinline__ T* buffer(Field f) const {
+        static_assert(FIELD_OUTPUT_2 - FIELD_INPUT == 4, "the order of PipelineTask::places");
+        const int place = reinterpret_cast<const PipelineTask*>(c.fields)->places[f - FIELD_INPUT];
+        return reinterpret_cast<T*>(c.batch.workspace + static_cast<int64_t>(place) * 16);
+    }
+    __device__ __forceinline__ bool names_local(Field f) const {
+        return c.field(f) == BUFFER_LOCAL_RESIDUAL || c.field(f) == BUFFER_LOCAL_HIDDEN;
+    }
+
+    // The task's weight.
+    __device__ __forceinline__ const bf16* weight() const {
+        return static_cast<const bf16*>(reinterpret_cast<const PipelineTask*>(c.fields)->weight);
+    }
+    __device__ __forceinline__ int columns() const {
+        return reinterpret_cast<const PipelineTask*>(c.fields)->columns;
+    }
+
+    __device__ __forceinline__ int parameter(int b, Row which) const { return memory.rows[b * kRowFields + which]; }
+    __device__ __forceinline__ int position(int b) const { return parameter(b, ROW_POSITION); }
+    // The pages of its position.
+    __device__ __forceinline__ int full_page(int b) const { return memory.pages_of_rows[2 * b]; }
+    __device__ __forceinline__ int sliding_page(int b) const { return memory.pages_of_rows[2 * b + 1]; }
+    __device__ __forceinline__ bool live(int b) const { return parameter(b, ROW_REMAINING) > 0; }
+
+    // Waits for a phase of a barrier; false after a fault, to the whole warp.
+    __device__ __forceinline__ bool wait(uint64_t* barrier, uint32_t parity) const {
+        return __all_sync(~0u, barrier_test(barrier, parity)) || wait_patiently(barrier, parity, waiter());
+    }
+
+    // Each lane waits for its counter to show `need` arrivals of this step; `counter` < 0: for none.
+    __device__ __forceinline__ bool wait_counters(int counter, int need, bool slice) const {
+        return poll_counters(counter, need, slice, waiter());
+    }
+    // The slice that this lane names; none where it is negative.
+    __device__ __forceinline__ bool wait_slices(int slice) const {
+        const int need = c.field(FIELD_SLICE_NEED);
+        if (need == 0) return true;
+        return wait_counters(slice < 0 ? -1 : c.field(FIELD_SLICE_WAIT) + slice, need, true);
+    }
+
+    // The task's WAIT.
+    __device__ __forceinline__ bool wait_task() const {
+        const int count = c.field(FIELD_WAIT_COUNT);
+#pragma unroll 1
+        for (int first = 0; first < count; first += 32) {
+            const int counter = first + lane < count ? c.field(FIELD_WAIT) + first + lane : -1;
+            if (!wait_counters(counter, c.field(FIELD_WAIT_NEED), false)) return false;
+        }
+        return true;
+    }
+
+    // Waits for the step after the last one; `ended` says that there is none. False after a fault.
+    __device__ __forceinline__ bool begin_step(bool* ended) {
+        if (!wait(&shared().step_begins, step.parity)) return false;
+        step.advance(1);
+        *ended = shared().ended;
+        return true;
+    }
+
+   private:
+    __device__ __forceinline__ Waiter waiter() const { return {c.role, c.task, c.step}; }
+
+    Cursor tasks_;
+    int place_ = 0;  // in the slot
+};
+
+// Reads a layer's experts; the router may write over them once every reader has gone on to a later layer.
+class RoutingReader {
+   public:
+    // The table of the task's layer; null after a fault.
+    __device__ __forceinline__ const RoutingTable* of_task(const Common& r) {
+        const int layer = r.c.field(FIELD_LAYER);
+        if (layer != layer_) {
+            release(r);
+            layer_ = layer;
+            if (!r.wait(&r.shared().routing_full[cursor_.slot], cursor_.parity)) return nullptr;
+        }
+        return &r.shared().routing[cursor_.slot];
+    }
+
+    __device__ __forceinline__ void end_step(const Common& r) { release(r); }
+
+   private:
+    __device__ __forceinline__ void release(const Common& r) {
+        if (layer_ < 0) return;
+        layer_ = -1;
+        __syncwarp();
+        if (r.lane == 0) barrier_arrive(&r.shared().routing_empty[cursor_.slot]);
+        cursor_.advance(2);
+    }
+
+    int layer_ = -1;
+    Cursor cursor_;
+};
+
+// Warps that read routing tables: the producer, the storers, the loader's first warp and the consumers.
+constexpr int kRoutingReaders = 1 + kStorerWarps + 1 + kConsumerWarps;
+
+}  // namespace north_jax::megakernel::pipeline

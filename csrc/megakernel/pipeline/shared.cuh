@@ -1,0 +1,172 @@
+// The shared memory of a block of the pipelined kernel: what its roles hand to each other.
+//
+//   tasks    ring of descriptors, filled by the controller for everybody
+//   pages    ring of weight rows and keys, filled by the producer for the consumers
+//   input    the normalised input of a layer, from the loader for the consumers
+//   stages   ring of other activations, filled by the loader for the consumers
+//   sums     the consumers' sums of a tile, for the storers
+//   routing  the experts of a layer, chosen by the router for everybody
+//
+// Each ring has a barrier "full" and a barrier "empty" a slot. Fixed parts come first (Shared), then pages, stages and
+// sums, whose sizes depend on the batch (Layout).
+#pragma once
+
+#include "csrc/megakernel/device/barrier.cuh"
+#include "csrc/megakernel/device/context.cuh"
+#include "csrc/megakernel/operations/sample.cuh"
+
+namespace north_jax::megakernel::pipeline {
+
+enum class Role : int { kController, kProducer, kStorer, kLoader, kRouter, kConsumer, kSide };
+
+constexpr int kMaxBatch = 8;           // rows: the columns of a tensor-core product
+constexpr int kMaxPipelineExperts = 128;
+constexpr int kConsumerWarps = 8;
+constexpr int kStorerWarps = 2;        // tiles go to one and the other in turn
+constexpr int kLoaderWarps = 4;        // the second one is the router too, between norms
+constexpr int kSideWarps = 4;
+constexpr int kWarps = kConsumerWarps + 2 + kStorerWarps + kLoaderWarps + kSideWarps;
+constexpr int kThreads = kWarps * 32;
+constexpr int kTaskReaders = kWarps - 1;  // all but the controller
+constexpr int kTileRows = 16;          // weight rows of a page: those of a product
+
+constexpr int kPageColumns = 1024;     // of a weight row: copies of 2 KB reach the memory's full bandwidth
+constexpr int kRowBytes = kPageColumns * 2;
+constexpr int kRowStride = kRowBytes + 16;  // so that the rows of a fragment lie in different banks
+constexpr int kPageBytes = kTileRows * kRowStride;
+constexpr int kMaxPages = 7;
+constexpr int kPagesInFlight = 2;      // that have not landed: more are latency for everybody's loads
+constexpr int kStages = 2;
+constexpr int kMinStageBytes = 4 * kRowStride;
+
+constexpr int kTasksOfSlot = 4;
+constexpr int kTaskSlots = 4;
+
+constexpr int kHeadDim = 128;
+constexpr int kQueryHeads = 8;         // of a KV head, at most
+constexpr int kScoreStride = 80;       // floats of a head's scores of a page: 64 keys, 4 unused after every 16
+constexpr int kSumsStride = 20;        // floats of a column of sums: 16 rows, and 4 against bank conflicts
+
+// The experts of a layer. Ranks number the active ones in ascending order.
+struct RoutingTable {
+    int active;
+    uint8_t expert[kMaxPipelineExperts];     // by rank
+    uint8_t rows[kMaxPipelineExperts];       // by rank: bit b, row b goes there
+    uint8_t choice[kMaxBatch][kMaxTopK];     // expert of each of a row's choices
+    float weight[kMaxBatch][kMaxTopK];
+
+    // Which of row b's choices is `expert`.
+    __device__ __forceinline__ int choice_of(int b, int expert) const {
+        int j = 0;
+#pragma unroll 1
+        while (choice[b][j] != expert) ++j;
+        return j;
+    }
+};
+
+// One item of attention, and the pages that hold its earlier keys.
+struct KeyRange {
+    int row, head, split, splits;
+    int begin, end;  // positions whose keys are in pages
+    int first_page, pages;
+    int has_self;    // the step's own key is this split's too
+};
+
+// What waits need wherever they are.
+struct Patience {
+    uint32_t* abort;
+    DeviceFault* fault;
+    const uint32_t* counters;
+    uint64_t timeout_ns;
+};
+
+struct Shared {
+    uint64_t page_full[kMaxPages], page_empty[kMaxPages];
+    uint64_t stage_full[kStages], stage_empty[kStages];
+    uint64_t input_full, input_empty;
+    uint64_t sums_full[kStorerWarps], sums_empty[kStorerWarps];
+    uint64_t routing_full[2], routing_empty[2];
+    uint64_t scores_ready;  // of the consumers among themselves
+    uint64_t head_stored;   // the second storer's part of the logits
+    uint64_t step_begins;
+    uint64_t tasks_full[kTaskSlots], tasks_empty[kTaskSlots];
+    alignas(16) PipelineTask task[kTaskSlots][kTasksOfSlot];
+    KeyRange keys[kWarps];
+    Patience patience;
+    int first_task, end_task;
+    alignas(16) float scores[2][kQueryHeads * kScoreStride];
+    float self_score[2][kQueryHeads];              // of the key of this very step
+    float norm_sums[2][kLoaderWarps];
+    Best best[kMaxBatch];
+    RoutingTable routing[2];
+    alignas(16) float combined[kSideWarps - 1][kHeadDim];
+    uint32_t live;                                 // rows that the step began with
+    uint32_t decision;
+    bool ended;
+};
+
+// Of one row as a step begins: its parameters, cosine and sine of its position, the pages that it lies in.
+constexpr int kRotationBytes = kHeadDim / 2 * static_cast<int>(sizeof(float2));
+constexpr int kRowBytesOfStep = kRowFields * 4 + kRotationBytes + 2 * 4;
+
+// Sizes that depend on the batch; equal on host and device.
+struct Layout {
+    int batch;
+    int pages;
+    int input_bytes;
+    int stage_bytes;
+    int sums_bytes;  // of one slot
+    int bytes;       // of all
+};
+
+__host__ __device__ constexpr int align(int bytes) { return (bytes + 15) / 16 * 16; }
+
+// As many pages as fit into `total` bytes.
+__host__ __device__ constexpr Layout layout(int batch, int hidden, int total) {
+    Layout l{};
+    l.batch = batch;
+    l.input_bytes = (hidden + kPageColumns - 1) / kPageColumns * batch * kRowStride;
+    l.stage_bytes = batch * kRowStride > kMinStageBytes ? batch * kRowStride : kMinStageBytes;
+    l.sums_bytes = kConsumerWarps * batch * kSumsStride * 4;
+    const int fixed = align(sizeof(Shared)) + align(batch * kRowBytesOfStep) + align(l.input_bytes) + align(kStages * l.stage_bytes) + align(kStorerWarps * l.sums_bytes);
+    l.pages = (total - fixed) / kPageBytes;
+    if (l.pages > kMaxPages) l.pages = kMaxPages;
+    l.bytes = fixed + l.pages * kPageBytes;
+    return l;
+}
+
+// Where the parts of a block's shared memory begin.
+struct Memory {
+    Shared* shared;
+    int32_t* rows;          // [batch, kRowFields]
+    float2* rotation;       // [batch, kHeadDim / 2]
+    int32_t* pages_of_rows; // [batch, 2]: full, sliding
+    SampleScratch* sample;  // in place of stages, which nobody uses while tokens are drawn
+    uint32_t pages;         // shared-memory addresses
+    uint32_t input;
+    uint32_t stages;
+    unsigned char* input_generic;
+    float* sums;
+    Layout layout;
+
+    __device__ __forceinline__ Memory(unsigned char* base, const Layout& l) : layout(l) {
+        shared = reinterpret_cast<Shared*>(base);
+        unsigned char* next = base + align(sizeof(Shared));
+        rotation = reinterpret_cast<float2*>(next);
+        rows = reinterpret_cast<int32_t*>(next + l.batch * kRotationBytes);
+        pages_of_rows = rows + l.batch * kRowFields;
+        next += align(l.batch * kRowBytesOfStep);
+        pages = shared_address(next);
+        next += l.pages * kPageBytes;
+        input = shared_address(next);
+        input_generic = next;
+        next += align(l.input_bytes);
+        stages = shared_address(next);
+        sample = reinterpret_cast<SampleScratch*>(next);
+        static_assert(sizeof(SampleScratch) <= kStages * kMinStageBytes, "sampling fits into the stages");
+        next += align(kStages * l.stage_bytes);
+        sums = reinterpret_cast<float*>(next);
+    }
+};
+
+}  // namespace north_jax::megakernel::pipeline

@@ -1,0 +1,283 @@
+// The pipelined decode kernel: one block per SM, resident for a quantum, whose warps have fixed roles.
+//
+//   controller descriptors into the task ring                 (one warp)
+//   producer   weight rows and keys into the page ring        (one warp)
+//   consumers  products on tensor cores                       (eight warps)
+//   storers    sums folded, finished and stored; arrivals     (two warps)
+//   loader     activations into stages; norm; routing         (four warps)
+//   side       splits folded, sampling, ends of steps         (four warps)
+//
+// Every role walks the SM's list by itself, and does of each task what is its part. Roles of a block meet at barriers in
+// shared memory, blocks at counters in global memory.
+#include "csrc/megakernel/launch.h"
+#include "csrc/megakernel/pipeline/attention.cuh"
+#include "csrc/megakernel/pipeline/controller.cuh"
+#include "csrc/megakernel/pipeline/experts.cuh"
+#include "csrc/megakernel/pipeline/lists.cuh"
+#include "csrc/megakernel/pipeline/norm.cuh"
+#include "csrc/megakernel/pipeline/side.cuh"
+#include "csrc/megakernel/pipeline/tiles.cuh"
+
+namespace north_jax::megakernel {
+namespace pipeline {
+namespace {
+
+// What a role does of a task; false after a fault. Roles treat operations alike where they can: the fewer copies of a
+// loop, the more of the code stays in the instruction cache.
+
+__device__ __forceinline__ bool run(Producer& r) {
+    switch (r.c.field(FIELD_OPCODE)) {
+        case QKV_PROJ:
+        case ROUTER_GEMM:
+        case LM_HEAD:
+        case FFN_UPGATE_ACT:
+        case MOE_UPGATE_ACT:
+        case O_PROJ:
+        case FFN_DOWN:
+        case MOE_DOWN:
+            return stream_weights(r);
+        case ATTN_DECODE:
+            return Attention::run(r);
+        default:
+            return true;
+    }
+}
+
+__device__ __forceinline__ bool run(Loader& r) {
+    const int opcode = r.c.field(FIELD_OPCODE);
+    const bool routed = opcode == MOE_UPGATE_ACT || opcode == MOE_DOWN;
+    if (opcode == EMBED) return ResidualNorm::embed(r);
+    if (opcode == ADD_RMSNORM) return ResidualNorm::add_norm(r);
+    if (takes_input(opcode) && !stage_input(r)) return false;
+    if (r.routes()) return !routed || r.router.choose(r);
+    if (!r.stages()) return true;
+    switch (opcode) {
+        case ATTN_DECODE:
+            return Attention::run(r);
+        case O_PROJ:
+        case FFN_DOWN:
+            return SlicedProduct::run(r);
+        case MOE_DOWN:
+            return ExpertDown::run(r);
+        case MOE_UPGATE_ACT:
+            return r.routing.of_task(r) != nullptr;  // keeps pace with the router
+        default:
+            return true;
+    }
+}
+
+__device__ __forceinline__ bool run(Consumer& r) {
+    int tiles = 0;
+    switch (r.c.field(FIELD_OPCODE)) {
+        case QKV_PROJ:
+        case ROUTER_GEMM:
+        case LM_HEAD:
+            tiles = InputProduct::tiles(r);
+            break;
+        case FFN_UPGATE_ACT:
+            tiles = DenseUp::tiles(r);
+            break;
+        case MOE_UPGATE_ACT:
+            tiles = ExpertUp::tiles(r);
+            break;
+        case ATTN_DECODE:
+            return Attention::run(r);
+        case O_PROJ:
+        case FFN_DOWN:
+            return SlicedProduct::run(r);
+        case MOE_DOWN:
+            return ExpertDown::run(r);
+        default:
+            return true;
+    }
+    return r.multiply_input(tiles);
+}
+
+__device__ __forceinline__ bool run(Storer& r) {
+    switch (r.c.field(FIELD_OPCODE)) {
+        case QKV_PROJ:
+            return QkvProduct::run(r);
+        case ROUTER_GEMM:
+            return RouterProduct::run(r);
+        case ATTN_DECODE:
+            return Attention::run(r);
+        case O_PROJ:
+        case FFN_DOWN:
+            return SlicedProduct::run(r);
+        case FFN_UPGATE_ACT:
+            return DenseUp::run(r);
+        case MOE_UPGATE_ACT:
+            return ExpertUp::run(r);
+        case MOE_DOWN:
+            return ExpertDown::run(r);
+        case LM_HEAD:
+            return HeadProduct::run(r);
+        default:
+            return true;
+    }
+}
+
+__device__ __forceinline__ bool run(Side& r) {
+    switch (r.c.field(FIELD_OPCODE)) {
+        case ATTN_COMBINE:
+            return r.combine();
+        case SAMPLE_CUTOFF:
+            return sample_cutoff(r.c, r.team(), r.memory.sample);
+        case SAMPLE_MASS:
+            return sample_mass(r.c, r.team());
+        case SAMPLE_DRAW:
+            return sample_draw(r.c, r.team(), r.memory.sample);
+        case END_STEP:
+            return end_step(r.c, r.team(), &r.shared().live);
+        default:
+            return true;
+    }
+}
+
+__device__ __forceinline__ void end_step(Producer& r) { r.routing.end_step(r); }
+__device__ __forceinline__ void end_step(Consumer& r) { r.end_step(); }
+__device__ __forceinline__ void end_step(Storer& r) { r.routing.end_step(r); }
+__device__ __forceinline__ void end_step(Loader& r) { r.end_step(); }
+
+// One step's tasks; false after a fault.
+template <class R>
+__device__ __forceinline__ bool run_list(R& r) {
+    for (bool ended = false;;) {
+        if (!r.next_task(&ended)) return false;
+        if (ended) return true;
+        if (!run(r)) return false;
+    }
+}
+
+// Walks the list step after step until the quantum ends or something fails.
+template <class R>
+__device__ __forceinline__ void walk(R& r) {
+    for (bool ended = false; r.begin_step(&ended) && !ended; ++r.c.step) {
+        // What other blocks wrote in the last step is there for this one's bulk copies too.
+        fence_bulk_copies();
+        if (!run_list(r)) return;
+        end_step(r);
+    }
+}
+
+__device__ __forceinline__ void walk(Controller& r) {
+    for (bool ended = false; r.begin_step(&ended) && !ended; ++r.c.step) {
+        if (!r.fetch_list()) return;
+    }
+}
+
+__device__ __forceinline__ void walk(Side& r) {
+    Shared& s = r.shared();
+    for (bool ended = false; !ended; ++r.c.step) {
+        r.open_step(false);
+        if (!run_list(r)) return;
+        if (!await_decision(r.c, r.team(), &s.decision, &ended)) return;
+    }
+    r.open_step(true);
+}
+
+__device__ void init_barriers(Shared& s) {
+    for (int i = 0; i < kMaxPages; ++i) {
+        barrier_init(&s.page_full[i], 1);
+        barrier_init(&s.page_empty[i], kConsumerWarps);
+    }
+    for (int i = 0; i < kStages; ++i) {
+        barrier_init(&s.stage_full[i], 1);
+        barrier_init(&s.stage_empty[i], kConsumerWarps);
+    }
+    barrier_init(&s.input_full, 1);
+    barrier_init(&s.input_empty, kConsumerWarps);
+    for (int i = 0; i < kStorerWarps; ++i) {
+        barrier_init(&s.sums_full[i], kConsumerWarps);
+        barrier_init(&s.sums_empty[i], 1);
+    }
+    for (int i = 0; i < 2; ++i) {
+        barrier_init(&s.routing_full[i], 1);
+        barrier_init(&s.routing_empty[i], kRoutingReaders);
+    }
+    barrier_init(&s.scores_ready, kConsumerWarps);
+    barrier_init(&s.head_stored, 1);
+    barrier_init(&s.step_begins, 1);
+    for (int i = 0; i < kTaskSlots; ++i) {
+        barrier_init(&s.tasks_full[i], 1);
+        barrier_init(&s.tasks_empty[i], kTaskReaders);
+    }
+    fence_barrier_init();
+}
+
+__global__ void __launch_bounds__(kThreads, 1)
+    decode_kernel(const __grid_constant__ DevicePlan plan, const __grid_constant__ DeviceWords words,
+                  const __grid_constant__ DeviceBatch batch, Channel* channel, DeviceFault* fault,
+                  const __grid_constant__ Quantum quantum, const __grid_constant__ Layout layout) {
+    const Memory memory(block_memory, layout);
+    if (threadIdx.x == 0) {
+        init_barriers(*memory.shared);
+        memory.shared->live = live_rows(plan, batch);
+        memory.shared->patience = {words.abort, fault, words.counters, quantum.timeout_ns};
+        memory.shared->first_task = plan.begin[blockIdx.x];
+        memory.shared->end_task = plan.begin[blockIdx.x + 1];
+    }
+    __syncthreads();
+    const Context context{plan, words, batch, channel, fault, quantum, static_cast<int>(blockIdx.x)};
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    constexpr int kControllerWarp = kConsumerWarps, kProducerWarp = kControllerWarp + 1;
+    constexpr int kFirstStorer = kProducerWarp + 1, kFirstLoader = kFirstStorer + kStorerWarps;
+    constexpr int kFirstSide = kFirstLoader + kLoaderWarps;
+    if (warp < kConsumerWarps) {
+        Consumer role(context, memory, Role::kConsumer, warp, lane);
+        walk(role);
+    } else if (warp < kFirstLoader) {
+        if (warp == kControllerWarp) {
+            Controller role(context, memory, Role::kController, 0, lane);
+            walk(role);
+            role.drain();
+        } else if (warp == kProducerWarp) {
+            Producer role(context, memory, Role::kProducer, 0, lane);
+            walk(role);
+            role.drain();
+        } else {
+            Storer role(context, memory, Role::kStorer, warp - kFirstStorer, lane);
+            walk(role);
+        }
+    } else if (warp < kFirstSide) {
+        Loader role(context, memory, Role::kLoader, warp - kFirstLoader, lane);
+        walk(role);
+        role.drain();
+    } else {
+        Side role(context, memory, Role::kSide, warp - kFirstSide, lane);
+        walk(role);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence_system();
+        if (atomicAdd(words.exited, 1u) + 1 == gridDim.x) store_release_system(&channel->finished, quantum.number);
+    }
+}
+
+}  // namespace
+}  // namespace pipeline
+
+std::string not_pipelined(const Geometry& geometry, Type type, const TaskLists& lists) {
+    if (type != Type::kBFloat16) return "weights other than bfloat16";
+    const std::string reason = pipeline::refuse_geometry(geometry, lists.batch);
+    return reason.empty() ? pipeline::refuse_lists(lists) : reason;
+}
+
+cudaError_t launch_pipelined(const DevicePlan& plan, const DeviceWords& words, const DeviceBatch& batch,
+                             Channel* channel, DeviceFault* fault, const Quantum& quantum, cudaStream_t stream) {
+    int device = 0, total = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status == cudaSuccess) {
+        status = cudaDeviceGetAttribute(&total, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    }
+    if (status != cudaSuccess) return status;
+    const pipeline::Layout layout = pipeline::layout(plan.batch, plan.geometry.hidden, total);
+    const void* kernel = reinterpret_cast<const void*>(pipeline::decode_kernel);
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, layout.bytes);
+    if (status != cudaSuccess) return status;
+    const void* arguments[] = {&plan, &words, &batch, &channel, &fault, &quantum, &layout};
+    return cudaLaunchCooperativeKernel(kernel, dim3(plan.sms), dim3(pipeline::kThreads),
+                                       const_cast<void**>(arguments), layout.bytes, stream);
+}
+
+}  // namespace north_jax::megakernel
