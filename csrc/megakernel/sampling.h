@@ -44,6 +44,8 @@ struct RowSampling {
     HOST_DEVICE bool has_top_k() const { return draws() && row[ROW_TOP_K] > 0 && row[ROW_TOP_K] < vocabulary; }
     HOST_DEVICE bool has_top_p() const { return draws() && real(ROW_TOP_P) < 1; }
     HOST_DEVICE bool reports() const { return row[ROW_LOGPROBS] > 0; }
+    // Whether its logits are other than the product's.
+    HOST_DEVICE bool adjusts() const { return row[ROW_HISTORY] > 0 || row[ROW_BIAS_COUNT] > 0 || row[ROW_MASKED] != 0; }
     HOST_DEVICE int32_t alternatives() const { return row[ROW_LOGPROBS] - 1; }
     HOST_DEVICE int32_t passes() const { return kSearchPasses * (has_top_k() + has_top_p()); }
 

@@ -61,7 +61,7 @@ inline std::string refuse_lists(const TaskLists& lists) {
                 case EMBED:
                 case ATTN_DECODE:
                 case ATTN_COMBINE:
-                case SAMPLE_CUTOFF:
+                case SAMPLE_HISTOGRAM:
                 case SAMPLE_MASS:
                 case SAMPLE_DRAW:
                 case END_STEP:
