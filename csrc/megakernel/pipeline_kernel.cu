@@ -120,8 +120,8 @@ __device__ __forceinline__ bool run(Side& r) {
     switch (r.c.field(FIELD_OPCODE)) {
         case ATTN_COMBINE:
             return r.combine();
-        case SAMPLE_CUTOFF:
-            return sample_cutoff(r.c, r.team(), r.memory.sample);
+        case SAMPLE_HISTOGRAM:
+            return sample_histogram(r.c, r.team(), r.memory.sample);
         case SAMPLE_MASS:
             return sample_mass(r.c, r.team());
         case SAMPLE_DRAW:

@@ -20,7 +20,7 @@ from support import tiny_config, tiny_params
 from north_jax.config import Config
 from north_jax.kv_cache import PagedRows, init_cache
 from north_jax.layers import Params
-from north_jax.megakernel.abi import ROW_FIELDS, Buffer, Field, Opcode, Row, Weight
+from north_jax.megakernel.abi import ROW_FIELDS, STOP_TOKENS, Buffer, Field, Opcode, Row, Weight
 from north_jax.megakernel.build import build
 from north_jax.megakernel.orders import ORDERS
 from north_jax.megakernel.schedule import Schedule
@@ -95,7 +95,7 @@ def run(program: Path, plan: Path, *, seeds: int) -> subprocess.CompletedProcess
 
 
 def _model() -> tuple[Config, Params]:
-    config = tiny_config(num_hidden_layers=3)
+    config = tiny_config(num_hidden_layers=3, vocab_size=1300)
     return config, tiny_params(config)
 
 
@@ -172,11 +172,12 @@ def _batch(config: Config) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[np.
     """Rows, both page tables, and pages with random contents."""
     paged = PagedRows(config, rows=len(POSITIONS), max_context=192, max_chunk=192, full_pages=16, sliding_pages=16)
     rows = np.zeros((len(POSITIONS), ROW_FIELDS), np.int32)
-    rows[:, Row.STOP :] = -1
+    rows[:, Row.STOP : Row.STOP + STOP_TOKENS] = -1
     for row, (position, live) in enumerate(zip(POSITIONS, LIVE, strict=True)):
         rows[row, [Row.TOKEN, Row.POSITION, Row.REMAINING]] = row, position, live * 100
         rows[row, Row.TEMPERATURE] = np.float32(row % 2).view(np.int32)
         rows[row, Row.TOP_P] = np.float32(0.9).view(np.int32)
+        rows[row, [Row.TOP_K, Row.LOGPROBS]] = 50 * (row == 3), 6  # all passes of the search, and a report
         if live:
             paged.grow(row, 0, position + STEPS)
     tables = paged.snapshot()

@@ -153,6 +153,15 @@ def test_distinct_experts(rows, uniform, skewed):
     assert sum(load(CONFIG, (1,) * rows).active) == pytest.approx(48 * uniform, abs=3)
 
 
+def test_passes_that_no_row_asks_for_cost_nothing():
+    """And those that are asked for take their time, one after the other."""
+    greedy, one, both = (small(kernel=dataclasses.replace(KERNEL, search_passes=n)).step for n in (0, 3, 6))
+    assert greedy < one < both < greedy + 100
+    assert both - one < 3 * (one - greedy)
+    without = small(kernel=dataclasses.replace(KERNEL, sampling=False)).step
+    assert greedy - without < 3 * H200.access_latency + 5
+
+
 def test_what_cannot_run_is_refused():
     config = tiny_config()
     schedule = build(config, batch=1, sms=4)

@@ -10,6 +10,7 @@
 // queries, not through the page, which is being written meanwhile: the last split begins with them.
 #pragma once
 
+#include "csrc/megakernel/device/dot.cuh"
 #include "csrc/megakernel/division.h"
 #include "csrc/megakernel/pipeline/consumer.cuh"
 #include "csrc/megakernel/pipeline/loader.cuh"

@@ -223,16 +223,25 @@ struct HeadProduct : InputProduct {
             return true;
         }
         if (!r.wait(&s.head_stored, r.step.parity ^ 1)) return false;
-        int32_t* out = r.buffer<int32_t>(FIELD_OUTPUT_2);
+        const int stride = r.c.field(FIELD_DEALERS) * kMaxLogprobs;
+        Best* out = r.buffer<Best>(FIELD_OUTPUT_2) + r.c.field(FIELD_DEALER) * kMaxLogprobs;
 #pragma unroll
         for (int i = 0; i < kMaxBatch / 2; ++i) {
             const int b = 2 * i + b_of_lane;
             if (r.lane % 16 != 0 || b >= batch || !r.live(b)) continue;
             const Best other = s.best[b];
-            const Best both = best[i].beaten_by(other) ? other : best[i];
-            int32_t* to = out + (b * r.c.field(FIELD_DEALERS) + r.c.field(FIELD_DEALER)) * 2;
-            to[0] = __float_as_int(both.logit);
-            to[1] = both.token;
+            out[b * stride] = best[i].beaten_by(other) ? other : best[i];
+        }
+        // Rows that ask for more than the largest logit of the product.
+        const int vocabulary = r.c.plan.geometry.vocabulary;
+        float* logits = r.buffer<float>(FIELD_OUTPUT);
+#pragma unroll 1
+        for (int b = 0; b < batch; ++b) {
+            const RowSampling row{r.memory.rows + b * kRowFields, vocabulary};
+            if (!row.live() || !(row.adjusts() || row.alternatives() > 1)) continue;
+            __syncwarp();
+            finish_range(r.c, b, logits + static_cast<int64_t>(b) * vocabulary, r.c.field(FIELD_ROW_BEGIN),
+                         r.c.field(FIELD_ROW_COUNT), out + b * stride, r.lane);
         }
         r.arrive();
         return true;

@@ -71,7 +71,7 @@ std::string refuse_lists(const TaskLists& lists) {
                     if (task[FIELD_WINDOW] > 0 && task[FIELD_WINDOW] != window) return "windows of different sizes";
                     break;
                 case EMBED:
-                case SAMPLE_CUTOFF:
+                case SAMPLE_HISTOGRAM:
                 case SAMPLE_MASS:
                 case SAMPLE_DRAW:
                 case END_STEP:

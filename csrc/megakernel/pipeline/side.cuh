@@ -1,7 +1,9 @@
 // The side warps: splits folded, routing tables of the drained orders, sampling, the ends of steps.
 #pragma once
 
+#include "csrc/megakernel/device/dot.cuh"
 #include "csrc/megakernel/operations/attention.cuh"
+#include "csrc/megakernel/operations/draw.cuh"
 #include "csrc/megakernel/operations/experts.cuh"
 #include "csrc/megakernel/operations/sample.cuh"
 #include "csrc/megakernel/operations/step.cuh"

@@ -1,0 +1,34 @@
+// In place of csrc/megakernel/device/memory.cuh: fibers share one memory.
+#pragma once
+
+#include "cuda_runtime.h"
+
+namespace north_jax::megakernel {
+
+template <class T>
+T load_acquire(const T* p) {
+    return *p;
+}
+template <class T>
+T load_relaxed(const T* p) {
+    return *p;
+}
+template <class T>
+void store_release(T* p, T value) {
+    *p = value;
+}
+template <class T>
+void add_release(T* p, int value) {
+    *p += value;
+}
+template <class T>
+T load_acquire_system(const T* p) {
+    return *p;
+}
+template <class T>
+void store_release_system(T* p, T value) {
+    *p = value;
+}
+inline uint64_t nanoseconds() { return 0; }
+
+}  // namespace north_jax::megakernel
