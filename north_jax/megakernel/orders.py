@@ -100,6 +100,7 @@ ATTENTION_FIRST = dataclasses.replace(
     groups=(*_ROUTING, *_each(_ATTENTION, "combine", "o_proj", *_EXPERTS, "moe_combine")),
 )
 _AHEAD = router_first(streamed(0))
+_DOWN_AHEAD = router_first(down_first(0))
 ORDERS = {
     order.name: order
     for order in (
@@ -107,6 +108,8 @@ ORDERS = {
         *map(down_first, range(1, 4)),
         _AHEAD,
         shared_norm(_AHEAD),
+        _DOWN_AHEAD,
+        shared_norm(_DOWN_AHEAD),
         shared_norm(router_first(down_first(1))),
         TUNED,
         INTERLEAVED,

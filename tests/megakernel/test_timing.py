@@ -199,16 +199,10 @@ def test_ranking_and_search():
     assert len(lines) == len(rows) + 2 and "tok/s" in lines[1]
 
 
-def test_selection_is_what_the_recorded_ranking_says():
-    recorded = json.loads(RESULTS.read_text())["rows"]
-    best: dict[tuple[int, int], float] = {}
-    steps: dict[tuple[int, int, str], float] = {}
-    for row in recorded:
-        if row["kind"] == "ranking":
-            case = row["batch"], row["context"]
-            best[case] = min(best.get(case, row["ms"]), row["ms"])
-            if not row["round_robin"]:
-                steps[(*case, f"{row['order']}, {row['sms']} SMs")] = row["ms"]
-    assert len(best) == 12
-    for (batch, context), least in best.items():
-        assert steps[batch, context, f"{select(batch, context).name}, 128 SMs"] <= least * 1.01
+def test_selection_is_what_was_measured():
+    recorded = json.loads((RESULTS.parent / "2026-11-30-h200-decode-orders.json").read_text())["rows"]
+    batches = {row["batch"] for row in recorded}
+    assert batches == {1, 2, 4, 8}
+    for batch in batches:
+        ms = {row["order"]: row["ms"] for row in recorded if row["batch"] == batch}
+        assert ms[select(batch, 8192).name] <= min(ms.values()) * 1.005
