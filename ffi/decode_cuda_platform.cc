@@ -144,8 +144,7 @@ MappedMemory<T>::~MappedMemory() {
     cudaFreeHost(host_);
 }
 
-CudaPlatform::CudaPlatform(const megakernel::Model& model)
-    : device_(device_of(model)), model_(model) {
+CudaPlatform::CudaPlatform(const megakernel::Model& model) : device_(device_of(model)), model_(model) {
     const std::string reason = megakernel::unsupported(model.geometry, 1);
     if (!reason.empty()) throw std::invalid_argument("the decode kernel does not take " + reason);
     const OnDevice current(device_);
@@ -211,7 +210,8 @@ std::string CudaPlatform::report() const {
     const uint32_t kind = __atomic_load_n(&fault.kind, __ATOMIC_ACQUIRE);
     if (kind == DeviceFault::kNone) return "";
     const std::lock_guard lock(mutex_);
-    const std::string role = plans_.at(lists_.get())->plan.pipelined ? std::string(" (") + kRoles[fault.role] + ")" : "";
+    const std::string role =
+        plans_.at(lists_.get())->plan.pipelined ? std::string(" (") + kRoles[fault.role] + ")" : "";
     const std::string where = "in step " + std::to_string(fault.step) + " SM " + std::to_string(fault.sm) + role;
     const std::string task = fault.task < 0 ? "" : " in " + megakernel::describe(*lists_, fault.task);
     switch (kind) {

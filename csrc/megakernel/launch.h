@@ -18,8 +18,8 @@ inline constexpr int32_t kMaxHeadDim = 256;
 struct PipelineTask {
     int32_t fields[kDescriptorFields];
     const void* weight;
-    int32_t columns;   // of it
-    int32_t places[5]; // of INPUT, INPUT_2, INPUT_3, OUTPUT and OUTPUT_2 in the workspace, in units of 16 bytes
+    int32_t columns;    // of it
+    int32_t places[5];  // of INPUT, INPUT_2, INPUT_3, OUTPUT and OUTPUT_2 in the workspace, in units of 16 bytes
 };
 
 // Task lists and model in device memory. The owner keeps all of it until the kernels that were launched with it have
@@ -27,11 +27,11 @@ struct PipelineTask {
 struct DevicePlan {
     Geometry geometry;
     Type type;
-    const WeightMatrix* weights;  // [(layers + 1) · kWeightCount]
-    const float* frequencies;     // [d/2]
-    const int32_t* tasks;         // [n, kDescriptorFields]: of the plain kernel
+    const WeightMatrix* weights;         // [(layers + 1) · kWeightCount]
+    const float* frequencies;            // [d/2]
+    const int32_t* tasks;                // [n, kDescriptorFields]: of the plain kernel
     const PipelineTask* pipeline_tasks;  // [n]: of the pipelined one
-    const int32_t* begin;         // [sms + 1]
+    const int32_t* begin;                // [sms + 1]
     BufferPlace buffers[kBufferCount];
     int32_t sms;
     int32_t batch;
@@ -50,7 +50,16 @@ struct DeviceWords {
 
 // What the first wait that timed out was waiting for; kind 0: nothing went wrong. Pinned, mapped host memory.
 struct DeviceFault {
-    enum Kind : uint32_t { kNone = 0, kWait = 1, kSliceWait = 2, kStepEnd = 3, kRingFull = 4, kBadTask = 5, kBlocked = 6, kNoPage = 7 };
+    enum Kind : uint32_t {
+        kNone = 0,
+        kWait = 1,
+        kSliceWait = 2,
+        kStepEnd = 3,
+        kRingFull = 4,
+        kBadTask = 5,
+        kBlocked = 6,
+        kNoPage = 7
+    };
     uint32_t kind;
     int32_t sm;
     int32_t role;  // of the warp
@@ -87,7 +96,8 @@ const char* unsupported(const Geometry& geometry, int32_t batch);
 // Enqueue one quantum: a cooperative launch of plan.sms blocks. `channel` and `fault` are device addresses of mapped
 // memory. The plain kernel runs any lists, in float32 too; the pipelined one is the fast one.
 cudaError_t launch_plain(const DevicePlan& plan, const DeviceWords& words, const DeviceBatch& batch, Channel* channel,
-                          DeviceFault* fault, const Quantum& quantum, cudaStream_t stream);
-cudaError_t launch_pipelined(const DevicePlan& plan, const DeviceWords& words, const DeviceBatch& batch, Channel* channel, DeviceFault* fault, const Quantum& quantum, cudaStream_t stream);
+                         DeviceFault* fault, const Quantum& quantum, cudaStream_t stream);
+cudaError_t launch_pipelined(const DevicePlan& plan, const DeviceWords& words, const DeviceBatch& batch,
+                             Channel* channel, DeviceFault* fault, const Quantum& quantum, cudaStream_t stream);
 
 }  // namespace north_jax::megakernel

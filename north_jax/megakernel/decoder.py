@@ -122,7 +122,7 @@ class MegakernelDecoder:
         self._cancelled: set[int] = set()
 
     def not_pipelined(self) -> dict[tuple[int, str], str]:
-        """By batch size and name of the order: why a schedule runs on the plain CUDA kernel, not on the pipelined one."""
+        """By batch size and order: why a schedule runs on the plain CUDA kernel, not on the pipelined one."""
         reasons = {shape: self._engine.not_pipelined(of.number) for shape, of in self._shapes.items()}
         return {shape: reason for shape, reason in reasons.items() if reason}
 

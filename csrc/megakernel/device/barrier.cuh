@@ -58,8 +58,8 @@ __device__ __forceinline__ uint64_t evict_first_policy() {
 __device__ __forceinline__ void bulk_copy_once(uint32_t to, const void* from, int bytes, uint64_t* barrier,
                                                uint64_t policy) {
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-            to),
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+            "r"(to),
         "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
         : "memory");
 }

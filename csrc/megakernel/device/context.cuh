@@ -37,7 +37,7 @@ struct Context {
     DeviceFault* fault;
     Quantum quantum;
     int sm;
-    int role = 0;                     // of the pipelined kernel's warps
+    int role = 0;  // of the pipelined kernel's warps
     int step = 0;
     int task = -1;                    // row in plan.tasks
     const int32_t* fields = nullptr;  // of the task

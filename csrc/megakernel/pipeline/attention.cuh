@@ -6,8 +6,8 @@
 //   scores   [64 keys, 8 query heads] = K Qᵀ: four warps, 16 keys each; the other four do the next page
 //   outputs  [128 dims, 8 query heads] += Vᵀ P: each warp has 16 dims of all heads, so nothing is left to fold
 //
-// The softmax runs over the pages with a running maximum, by all warps alike. The step's own key and value come with the
-// queries, not through the page, which is being written meanwhile: the last split begins with them.
+// The softmax runs over the pages with a running maximum, by all warps alike. The step's own key and value come with
+// the queries, not through the page, which is being written meanwhile: the last split begins with them.
 #pragma once
 
 #include "csrc/megakernel/device/dot.cuh"
@@ -19,10 +19,10 @@
 
 namespace north_jax::megakernel::pipeline {
 
-constexpr int kKeysOfRow = kRowBytes / (kHeadDim * 2);          // 8
-constexpr int kKeyRows = kPageTokens / kKeysOfRow;              // 8 rows of the page for keys, then as many for values
+constexpr int kKeysOfRow = kRowBytes / (kHeadDim * 2);  // 8
+constexpr int kKeyRows = kPageTokens / kKeysOfRow;      // 8 rows of the page for keys, then as many for values
 static_assert(2 * kKeyRows == kTileRows, "keys and values of a KV page fill a page of the ring");
-constexpr int kQueryStride = kHeadDim * 2 + 16;                 // bytes of a staged head
+constexpr int kQueryStride = kHeadDim * 2 + 16;  // bytes of a staged head
 static_assert((kQueryHeads + 2) * kQueryStride <= kMinStageBytes, "queries, key and value fit into a stage");
 
 // Written by a function of its own, for all roles: the arithmetic is long. All lanes do the same.
@@ -90,8 +90,8 @@ struct Attention {
                 }
                 // Lanes 0 … 7 copy keys, 8 … 15 values.
                 const int64_t head = (int64_t{page} * 2 + (r.lane >= kKeyRows)) * kv_heads + i.head;
-                const bf16* from = static_cast<const bf16*>(pool.data) + head * kHeadValues +
-                                   r.lane % kKeyRows * (kRowBytes / 2);
+                const bf16* from =
+                    static_cast<const bf16*>(pool.data) + head * kHeadValues + r.lane % kKeyRows * (kRowBytes / 2);
                 if (!r.fill_page(from, kTileRows, kRowBytes)) return false;
             }
         }
@@ -111,9 +111,9 @@ struct Attention {
             const uint32_t stage = r.open_stage((group + 2) * kHeadDim * 2);
             if (stage == 0) return false;
             if (r.lane < group + 2) {
-                const int head = r.lane < group        ? i.head * group + r.lane
-                                 : r.lane == group     ? g.heads + i.head
-                                                       : g.heads + g.kv_heads + i.head;
+                const int head = r.lane < group    ? i.head * group + r.lane
+                                 : r.lane == group ? g.heads + i.head
+                                                   : g.heads + g.kv_heads + i.head;
                 const int place = r.lane < group ? r.lane : r.lane - group + kQueryHeads;
                 const bf16* from = r.buffer<const bf16>(FIELD_INPUT) + i.row * width + head * kHeadDim;
                 r.copy(stage + place * kQueryStride, from, kHeadDim * 2);

@@ -9,7 +9,7 @@ namespace north_jax::megakernel::pipeline {
 struct Consumer : Common {
     using Common::Common;
     RoutingReader routing;
-    float sum[2][4];           // even and odd steps
+    float sum[2][4];                    // even and odd steps
     int score_turn = 0, self_turn = 0;  // which half of the scores is next
 
     __device__ __forceinline__ void clear() {
@@ -39,8 +39,8 @@ struct Consumer : Common {
         stage_.advance(kStages);
     }
 
-    // Adds the product of a page of `columns` columns with a row of activations: `row` is the address of the one that is
-    // this lane's column of the product, 0 for zeros.
+    // Adds the product of a page of `columns` columns with a row of activations: `row` is the address of the one that
+    // is this lane's column of the product, 0 for zeros.
     __device__ __forceinline__ void multiply(uint32_t page, uint32_t row, int columns) {
         const int steps = columns / (kConsumerWarps * 16);
         const uint32_t from = page + lane % 16 * kRowStride + warp * steps * 32 + lane / 16 * 16;

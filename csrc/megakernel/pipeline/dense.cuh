@@ -2,7 +2,7 @@
 // arrives slice by slice.
 #pragma once
 
-#include "csrc/megakernel/operations/gemm.cuh"
+#include "csrc/megakernel/device/activation.cuh"
 #include "csrc/megakernel/pipeline/consumer.cuh"
 #include "csrc/megakernel/pipeline/loader.cuh"
 #include "csrc/megakernel/pipeline/producer.cuh"
@@ -85,8 +85,8 @@ struct QkvProduct : InputProduct {
             const Pool& pool = r.c.batch.pools[r.c.field(FIELD_POOL)];
             if (page < 0 || page >= pool.pages) return;
             const int kv_head = (head - g.heads) % g.kv_heads;
-            const int64_t token = ((int64_t{page} * 2 + is_value) * g.kv_heads + kv_head) * kPageTokens +
-                                  r.position(b) % kPageTokens;
+            const int64_t token =
+                ((int64_t{page} * 2 + is_value) * g.kv_heads + kv_head) * kPageTokens + r.position(b) % kPageTokens;
             *reinterpret_cast<uint32_t*>(static_cast<bf16*>(pool.data) + token * kHeadDim + within + row) = pair;
         });
         r.arrive();

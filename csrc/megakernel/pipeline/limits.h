@@ -16,8 +16,8 @@ constexpr int kTileRows = 16;                      // weight rows of a page: tho
 constexpr int kPageColumns = 1024;                 // of a weight row: copies of 2 KB reach the memory's full bandwidth
 constexpr int kStepColumns = kConsumerWarps * 16;  // that one product of all consumer warps takes
 constexpr int kHeadDim = 128;
-constexpr int kQueryHeads = 8;                                     // of a KV head, at most
-constexpr int kResidualChunks = 2048 / (kLoaderWarps * 32 * 4);    // of four values of a row, of a loader's thread
+constexpr int kQueryHeads = 8;                                   // of a KV head, at most
+constexpr int kResidualChunks = 2048 / (kLoaderWarps * 32 * 4);  // of four values of a row, of a loader's thread
 
 // "" or why the kernel does not run these lists.
 std::string refuse(const Geometry& geometry, Type type, const TaskLists& lists);

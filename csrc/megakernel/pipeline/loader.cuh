@@ -7,7 +7,6 @@
 
 namespace north_jax::megakernel::pipeline {
 
-
 struct Loader : Common {
     using Common::Common;
     RoutingReader routing;

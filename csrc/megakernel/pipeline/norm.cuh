@@ -1,7 +1,7 @@
 // EMBED and ADD_RMSNORM, by the loader. A thread has the values 4 t … 4 t + 3 of every 512 of a row.
 //
-// Where every SM norms for itself (the LOCAL buffers), the normalised input goes straight to the consumers; otherwise one
-// SM a row does it, by way of global memory.
+// Where every SM norms for itself (the LOCAL buffers), the normalised input goes straight to the consumers; otherwise
+// one SM a row does it, by way of global memory.
 #pragma once
 
 #include "csrc/megakernel/pipeline/loader.cuh"
@@ -22,7 +22,9 @@ __device__ __forceinline__ float4 load_fresh(const float* p) {
 
 struct ResidualNorm {
     // Chunk j of a thread's values begins here.
-    __device__ __forceinline__ static int column(const Loader& r, int j) { return j * kLoaderWarps * 128 + r.thread() * 4; }
+    __device__ __forceinline__ static int column(const Loader& r, int j) {
+        return j * kLoaderWarps * 128 + r.thread() * 4;
+    }
 
     __device__ __forceinline__ static bool embed(Loader& r) {
         const int hidden = r.c.plan.geometry.hidden;
@@ -112,7 +114,8 @@ struct ResidualNorm {
         to[0] += from.x, to[1] += from.y, to[2] += from.z, to[3] += from.w;
     }
 
-    // The sum of a value of every thread, in a fixed order. Consecutive calls use one half of the scratch and the other.
+    // The sum of a value of every thread, in a fixed order. Consecutive calls use one half of the scratch and the
+    // other.
     __device__ __forceinline__ static float total(const Loader& r, float value, int half) {
         value = warp_sum(value);
         float* sums = r.shared().norm_sums[half];
@@ -153,8 +156,8 @@ struct ResidualNorm {
 #pragma unroll
             for (int e = 0; e < 4; ++e) y[e] *= (x[j][e] - mean) * scale;
             const int at = column(r, j);
-            bf16* to = local ? reinterpret_cast<bf16*>(r.memory.input_generic + (at / kPageColumns * r.c.plan.batch + b) *
-                                                                                    kRowStride) +
+            bf16* to = local ? reinterpret_cast<bf16*>(r.memory.input_generic +
+                                                       (at / kPageColumns * r.c.plan.batch + b) * kRowStride) +
                                    at % kPageColumns
                              : r.buffer<bf16>(FIELD_OUTPUT) + b * g.hidden + at;
             *reinterpret_cast<uint2*>(to) = {pack(y[0], y[1]), pack(y[2], y[3])};

@@ -21,8 +21,8 @@ struct Cursor {
     }
 };
 
-// The slow ends of waits are functions of their own, so that the code that runs when nothing is late stays small: it has
-// to stay in the instruction cache, since whatever leaves it comes back from behind the stream of weights.
+// The slow ends of waits are functions of their own, so that the code that runs when nothing is late stays small: it
+// has to stay in the instruction cache, since whatever leaves it comes back from behind the stream of weights.
 
 extern __shared__ __align__(128) unsigned char block_memory[];
 
@@ -141,9 +141,7 @@ struct Common {
     __device__ __forceinline__ const bf16* weight() const {
         return static_cast<const bf16*>(reinterpret_cast<const PipelineTask*>(c.fields)->weight);
     }
-    __device__ __forceinline__ int columns() const {
-        return reinterpret_cast<const PipelineTask*>(c.fields)->columns;
-    }
+    __device__ __forceinline__ int columns() const { return reinterpret_cast<const PipelineTask*>(c.fields)->columns; }
 
     __device__ __forceinline__ int parameter(int b, Row which) const { return memory.rows[b * kRowFields + which]; }
     __device__ __forceinline__ int position(int b) const { return parameter(b, ROW_POSITION); }

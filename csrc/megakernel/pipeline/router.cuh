@@ -29,8 +29,8 @@ class Router {
     __device__ __forceinline__ void end_step() { layer_ = -1; }
 
    private:
-    static constexpr int kTogether = 4;                         // rows, whose steps hide each other's latency
-    static constexpr int kOfLane = kMaxPipelineExperts / 32;    // experts 4 l … 4 l + 3 are lane l's
+    static constexpr int kTogether = 4;                       // rows, whose steps hide each other's latency
+    static constexpr int kOfLane = kMaxPipelineExperts / 32;  // experts 4 l … 4 l + 3 are lane l's
 
     // A number that orders logits as jax.lax.top_k does, NaN first; never 0.
     __device__ __forceinline__ static uint32_t key_of(float logit) {
@@ -54,8 +54,7 @@ class Router {
             for (int i = 0; i < kOfLane; ++i) {
                 const int expert = lane * kOfLane + i;
                 const bool exists = first + r < batch && expert < g.experts;
-                const uint32_t* from =
-                    reinterpret_cast<const uint32_t*>(logits + (first + r) * g.experts + expert);
+                const uint32_t* from = reinterpret_cast<const uint32_t*>(logits + (first + r) * g.experts + expert);
                 key[r][i] = exists ? key_of(__uint_as_float(load_relaxed(from))) : 0;
             }
         }
@@ -66,7 +65,7 @@ class Router {
 #pragma unroll
             for (int r = 0; r < kTogether; ++r) {
                 if (first + r >= batch || !role.live(first + r)) continue;
-                uint32_t(&k)[kOfLane] = key[r];
+                uint32_t (&k)[kOfLane] = key[r];
                 const uint32_t mine = max(max(k[0], k[1]), max(k[2], k[3]));
                 const uint32_t most = __reduce_max_sync(~0u, mine);
                 const int owner = __ffs(__ballot_sync(~0u, mine == most)) - 1;

@@ -12,8 +12,8 @@
 #pragma once
 
 #include "csrc/megakernel/device/barrier.cuh"
-#include "csrc/megakernel/division.h"
 #include "csrc/megakernel/device/context.cuh"
+#include "csrc/megakernel/division.h"
 #include "csrc/megakernel/operations/sample.cuh"
 #include "csrc/megakernel/pipeline/limits.h"
 
@@ -21,8 +21,8 @@ namespace north_jax::megakernel::pipeline {
 
 enum class Role : int { kController, kProducer, kStorer, kLoader, kRouter, kConsumer, kSide };
 
-constexpr int kStorerWarps = 2;        // tiles go to one and the other in turn
-constexpr int kMaxSums = 4;            // slots of sums
+constexpr int kStorerWarps = 2;  // tiles go to one and the other in turn
+constexpr int kMaxSums = 4;      // slots of sums
 constexpr int kSideWarps = 4;
 constexpr int kWarps = kConsumerWarps + 2 + kStorerWarps + kLoaderWarps + kSideWarps;
 constexpr int kThreads = kWarps * 32;
@@ -39,16 +39,16 @@ constexpr int kMinStageBytes = 4 * kRowStride;
 constexpr int kTasksOfSlot = 4;
 constexpr int kTaskSlots = 3;
 
-constexpr int kScoreStride = 80;       // floats of a head's scores of a page: 64 keys, 4 unused after every 16
+constexpr int kScoreStride = 80;  // floats of a head's scores of a page: 64 keys, 4 unused after every 16
 // Floats of a column of sums: 16 rows, and 4 against bank conflicts between columns.
 __host__ __device__ constexpr int sums_stride(int batch) { return batch == 1 ? 16 : 20; }
 
 // The experts of a layer. Ranks number the active ones in ascending order.
 struct RoutingTable {
     int active;
-    uint8_t expert[kMaxPipelineExperts];     // by rank
-    uint8_t rows[kMaxPipelineExperts];       // by rank: bit b, row b goes there
-    uint8_t choice[kMaxBatch][kMaxTopK];     // expert of each of a row's choices
+    uint8_t expert[kMaxPipelineExperts];  // by rank
+    uint8_t rows[kMaxPipelineExperts];    // by rank: bit b, row b goes there
+    uint8_t choice[kMaxBatch][kMaxTopK];  // expert of each of a row's choices
     float weight[kMaxBatch][kMaxTopK];
 
     // Which of row b's choices is `expert`.
@@ -70,7 +70,7 @@ struct KeyRange {
     int row, head, split, splits;
     int begin, end;  // positions whose keys are in pages
     int first_page, pages;
-    int has_self;    // the step's own key is this split's too
+    int has_self;  // the step's own key is this split's too
 };
 
 // What waits need wherever they are.
@@ -92,17 +92,17 @@ struct Shared {
     uint64_t step_begins;
     uint64_t tasks_full[kTaskSlots], tasks_empty[kTaskSlots];
     alignas(16) PipelineTask task[kTaskSlots][kTasksOfSlot];
-    KeyRange keys[5];                              // of producer, storers, loader and consumers, who all write the same
+    KeyRange keys[5];  // of producer, storers, loader and consumers, who all write the same
     Patience patience;
     int first_task, end_task;
     alignas(16) float scores[2][kQueryHeads * kScoreStride];
-    float self_score[2][kQueryHeads];              // of the key of this very step
+    float self_score[2][kQueryHeads];  // of the key of this very step
     float norm_sums[2][kLoaderWarps];
     Best best[kMaxBatch];
     RoutingTable routing[2];
     alignas(16) float combined[kSideWarps / 2][kHeadDim];
-    uint32_t live;                                 // rows that the step began with, for END_STEP
-    uint32_t live_rows;                            // the same, for all roles
+    uint32_t live;       // rows that the step began with, for END_STEP
+    uint32_t live_rows;  // the same, for all roles
     uint32_t decision;
     bool ended;
 };
@@ -132,7 +132,8 @@ __host__ __device__ constexpr Layout layout(int batch, int hidden, int total) {
     l.stage_bytes = batch * kRowStride > kMinStageBytes ? batch * kRowStride : kMinStageBytes;
     l.sums_bytes = kConsumerWarps * batch * sums_stride(batch) * 4;
     l.sums = batch <= 2 ? kMaxSums : kStorerWarps;
-    const int fixed = align(sizeof(Shared)) + align(batch * kRowBytesOfStep) + align(l.input_bytes) + align(kStages * l.stage_bytes) + align(l.sums * l.sums_bytes);
+    const int fixed = align(sizeof(Shared)) + align(batch * kRowBytesOfStep) + align(l.input_bytes) +
+                      align(kStages * l.stage_bytes) + align(l.sums * l.sums_bytes);
     l.pages = (total - fixed) / kPageBytes;
     if (l.pages > kMaxPages) l.pages = kMaxPages;
     l.bytes = fixed + l.pages * kPageBytes;
@@ -142,12 +143,12 @@ __host__ __device__ constexpr Layout layout(int batch, int hidden, int total) {
 // Where the parts of a block's shared memory begin.
 struct Memory {
     Shared* shared;
-    int32_t* rows;          // [batch, kRowFields]
-    float2* rotation;       // [batch, kHeadDim / 2]
-    int32_t* pages_of_rows; // [batch, 2]: full, sliding
-    Splits* splits;         // [2, batch], of full and of sliding layers; count 0 in idle rows
-    SampleScratch* sample;  // in place of stages, which nobody uses while tokens are drawn
-    uint32_t pages;         // shared-memory addresses
+    int32_t* rows;           // [batch, kRowFields]
+    float2* rotation;        // [batch, kHeadDim / 2]
+    int32_t* pages_of_rows;  // [batch, 2]: full, sliding
+    Splits* splits;          // [2, batch], of full and of sliding layers; count 0 in idle rows
+    SampleScratch* sample;   // in place of stages, which nobody uses while tokens are drawn
+    uint32_t pages;          // shared-memory addresses
     uint32_t input;
     uint32_t stages;
     unsigned char* input_generic;

@@ -2,9 +2,7 @@
 #pragma once
 
 #include "csrc/megakernel/device/dot.cuh"
-#include "csrc/megakernel/operations/attention.cuh"
 #include "csrc/megakernel/operations/draw.cuh"
-#include "csrc/megakernel/operations/experts.cuh"
 #include "csrc/megakernel/operations/sample.cuh"
 #include "csrc/megakernel/operations/step.cuh"
 #include "csrc/megakernel/pipeline/norm.cuh"
@@ -14,9 +12,7 @@ namespace north_jax::megakernel::pipeline {
 struct Side : Common {
     using Common::Common;
 
-    __device__ __forceinline__ Team team() const {
-        return {warp * 32 + lane, kSideWarps * 32, kBarrier};
-    }
+    __device__ __forceinline__ Team team() const { return {warp * 32 + lane, kSideWarps * 32, kBarrier}; }
 
     // Makes ready what the block's other roles read of a step, and lets them begin it.
     __device__ __forceinline__ void open_step(bool ended) const {

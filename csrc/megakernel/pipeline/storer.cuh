@@ -25,8 +25,8 @@ struct Storer : Common {
         sums_.advance(memory.layout.sums);
     }
 
-    // Takes a tile: store(row of the batch, row of the tile, sum, whether that row of the batch is among `rows`), by the
-    // whole warp: lanes 0 … 15 and 16 … 31 each have the rows of one row of the batch. Bit b of `rows`: row b.
+    // Takes a tile: store(row of the batch, row of the tile, sum, whether that row of the batch is among `rows`), by
+    // the whole warp: lanes 0 … 15 and 16 … 31 each have the rows of one row of the batch. Bit b of `rows`: row b.
     template <class Store>
     __device__ __forceinline__ bool store_rows(uint32_t rows, Store store) {
         if (!take()) return false;

@@ -7,9 +7,9 @@ namespace north_jax::megakernel::pipeline {
 
 // Which tiles of a task this SM streams, and what of each.
 struct Tiles {
-    int first, end, step;             // tile numbers
-    int rows;                         // of a tile
-    int begin, count, page_columns;   // columns, and how many a page
+    int first, end, step;            // tile numbers
+    int rows;                        // of a tile
+    int begin, count, page_columns;  // columns, and how many a page
 
     __device__ __forceinline__ static Tiles of_input(const Geometry& g, int count, int rows) {
         return {0, count, 1, rows, 0, g.hidden, kPageColumns};

@@ -3,11 +3,11 @@
 // Two teams a block: one runs MATRIX and LOADER tasks in the order of the list, the other SIDE tasks. Tasks of the two
 // teams meet at counters only.
 #include "csrc/megakernel/launch.h"
-#include "csrc/megakernel/operations/attention.cuh"
+#include "csrc/megakernel/plain/attention.cuh"
 #include "csrc/megakernel/operations/draw.cuh"
-#include "csrc/megakernel/operations/experts.cuh"
-#include "csrc/megakernel/operations/head.cuh"
-#include "csrc/megakernel/operations/norm.cuh"
+#include "csrc/megakernel/plain/experts.cuh"
+#include "csrc/megakernel/plain/head.cuh"
+#include "csrc/megakernel/plain/norm.cuh"
 #include "csrc/megakernel/operations/sample.cuh"
 #include "csrc/megakernel/operations/step.cuh"
 
@@ -163,7 +163,7 @@ const char* unsupported(const Geometry& g, int32_t batch) {
 }
 
 cudaError_t launch_plain(const DevicePlan& plan, const DeviceWords& words, const DeviceBatch& batch, Channel* channel,
-                          DeviceFault* fault, const Quantum& quantum, cudaStream_t stream) {
+                         DeviceFault* fault, const Quantum& quantum, cudaStream_t stream) {
     const void* kernel = plan.type == Type::kFloat32 ? reinterpret_cast<const void*>(decode_kernel<float>)
                                                      : reinterpret_cast<const void*>(decode_kernel<bf16>);
     cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));

@@ -1,6 +1,7 @@
 // Dense matrix products: a warp per pair of output rows, all rows of the batch.
 #pragma once
 
+#include "csrc/megakernel/device/activation.cuh"
 #include "csrc/megakernel/device/dot.cuh"
 
 namespace north_jax::megakernel {
@@ -103,8 +104,6 @@ __device__ __noinline__ bool qkv_proj(const Context& c, const Team& team) {
     arrive_task(c, team);
     return true;
 }
-
-__device__ inline float swiglu(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
 
 template <class T>
 __device__ __noinline__ bool ffn_upgate_act(const Context& c, const Team& team) {

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "csrc/megakernel/division.h"
-#include "csrc/megakernel/operations/gemm.cuh"
-#include "csrc/megakernel/operations/routing.cuh"
+#include "csrc/megakernel/plain/gemm.cuh"
+#include "csrc/megakernel/plain/routing.cuh"
 
 namespace north_jax::megakernel {
 

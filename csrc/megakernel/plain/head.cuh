@@ -1,7 +1,7 @@
 // Logits, and the largest of each vocabulary range.
 #pragma once
 
-#include "csrc/megakernel/operations/gemm.cuh"
+#include "csrc/megakernel/plain/gemm.cuh"
 #include "csrc/megakernel/operations/range.cuh"
 
 namespace north_jax::megakernel {

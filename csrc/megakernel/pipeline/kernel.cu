@@ -7,8 +7,8 @@
 //   loader     activations into stages; norm; routing         (four warps)
 //   side       splits folded, sampling, ends of steps         (four warps)
 //
-// Every role walks the SM's list by itself, and does of each task what is its part. Roles of a block meet at barriers in
-// shared memory, blocks at counters in global memory.
+// Every role walks the SM's list by itself, and does of each task what is its part. Roles of a block meet at barriers
+// in shared memory, blocks at counters in global memory.
 #include "csrc/megakernel/launch.h"
 #include "csrc/megakernel/pipeline/attention.cuh"
 #include "csrc/megakernel/pipeline/controller.cuh"
@@ -269,8 +269,8 @@ cudaError_t launch_pipelined(const DevicePlan& plan, const DeviceWords& words, c
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, layout.bytes);
     if (status != cudaSuccess) return status;
     const void* arguments[] = {&plan, &words, &batch, &channel, &fault, &quantum, &layout};
-    return cudaLaunchCooperativeKernel(kernel, dim3(plan.sms), dim3(pipeline::kThreads),
-                                       const_cast<void**>(arguments), layout.bytes, stream);
+    return cudaLaunchCooperativeKernel(kernel, dim3(plan.sms), dim3(pipeline::kThreads), const_cast<void**>(arguments),
+                                       layout.bytes, stream);
 }
 
 }  // namespace north_jax::megakernel

@@ -1,0 +1,154 @@
+"""The pipelined kernel's shapes: which schedules it runs, and that bfloat16 is as near to float32 as JAX's own.
+
+The numbers come from what the platform has: the CPU executor, or the pipelined kernel on a GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import tiny_config, tiny_params
+from support.quantum import Quanta, start
+
+import ffi
+import north_jax.bench
+from north_jax.config import Config
+from north_jax.inference import decode_step
+from north_jax.megakernel.binding import add_schedule
+from north_jax.megakernel.build import build
+from north_jax.megakernel.decoder import MegakernelDecoder
+from north_jax.megakernel.orders import TUNED, router_first, streamed
+from north_jax.megakernel.selection import choices
+
+PLATFORM = {"cpu": "cpu", "gpu": "cuda"}.get(jax.default_backend(), "")
+pytestmark = pytest.mark.skipif(not ffi.available(PLATFORM), reason=str(ffi.build_info()))
+native = pytest.importorskip("ffi._native") if ffi.available(PLATFORM) else None
+
+WINDOW = 70  # of tiny_config
+SIZES = {
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "intermediate_size": 128,
+    "prefix_dense_intermediate_size": 256,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "vocab_size": 1031,
+}
+VARIANTS = {
+    "north": {},
+    "wide": {"hidden_size": 1152, "intermediate_size": 384, "prefix_dense_intermediate_size": 1536},
+    "one KV head": {"num_key_value_heads": 1},
+    "softmax": {"expert_selection_fn": "softmax"},
+    "renormalised": {"norm_topk_prob": True},
+    "layer norm": {"rms_norm_eps": None, "layer_norm_eps": 1e-5},
+}
+POSITIONS = (130, 0, WINDOW - 1, 63, WINDOW, 64, 1, WINDOW - 2)
+step = jax.jit(decode_step, static_argnums=0)
+
+
+def reasons(config: Config, *, batch: int, dtype: str = "bfloat16", **options) -> str:
+    """Why the pipelined kernel would not run a schedule; weights are addresses that nobody reads."""
+    assert native is not None
+    geometry = native.Geometry()
+    sizes = {
+        "hidden": config.hidden_size,
+        "layers": config.num_hidden_layers,
+        "heads": config.num_attention_heads,
+        "kv_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "expert_width": config.intermediate_size,
+        "experts": config.num_experts,
+        "top_k": config.num_experts_per_tok,
+        "vocabulary": config.vocab_size,
+    }
+    for name, value in sizes.items():
+        setattr(geometry, name, value)
+    engine = native.DecodeEngine(
+        platform="cpu",
+        dtype=dtype,
+        geometry=geometry,
+        weights=[(0, 0, 0)] * ((config.num_hidden_layers + 1) * 8),
+        frequencies=[0.0] * (config.head_dim // 2),
+        owner=config,
+    )
+    return engine.not_pipelined(add_schedule(engine, build(config, batch=batch, **{"sms": 128} | options)))
+
+
+@pytest.mark.parametrize("batch", range(1, 9))
+def test_runs_north_mini_code(batch):
+    config = Config.from_json(Path(north_jax.bench.__file__).parent / "north_mini_code.json")
+    config = dataclasses.replace(
+        config, num_hidden_layers=6, layer_types=config.layer_types[:6], mlp_layer_types=config.mlp_layer_types[:6]
+    )
+    for _, order in choices(batch):
+        assert reasons(config, batch=batch, order=order) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "reason"),
+    [
+        ({}, {"dtype": "float32"}, "weights other than bfloat16"),
+        ({}, {"batch": 16}, "more than 8 rows"),
+        ({}, {"order": TUNED}, "the operation ATTN_DRAIN"),
+        ({"head_dim": 64}, {}, "a head of other than 128 values"),
+        ({"num_attention_heads": 16, "num_key_value_heads": 1}, {}, "more than 8 query heads a KV head"),
+        ({"hidden_size": 192}, {}, "a hidden size that is no multiple of 128 up to 2048"),
+        ({"intermediate_size": 96}, {}, "experts whose width is no multiple of 128 up to 1024"),
+        ({"num_experts": 256}, {}, "more than 128 experts"),
+    ],
+)
+def test_says_what_it_does_not_run(changes, options, reason):
+    config = tiny_config(**SIZES | changes)
+    batch = {"batch": 2, "sms": 4} | options
+    assert reasons(config, **batch) == reason
+
+
+@pytest.mark.slow  # on a CPU: half a minute each
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("rows", [(130, None, 64, WINDOW), POSITIONS, (330, 0, 1)])
+def test_bfloat16_is_as_near_to_float32_as_jax(variant, rows):
+    config = tiny_config(**SIZES | VARIANTS[variant], num_hidden_layers=2)
+    rounded = jax.tree.map(lambda a: a.astype(jnp.bfloat16), tiny_params(config, seed=1))
+    exact = jax.tree.map(lambda a: a.astype(jnp.float32), rounded)
+    batch = start(config, rows, room=4, seed=2, dtype=jnp.bfloat16)
+    decoder = MegakernelDecoder(config, rounded, slots=batch.slots, max_context=batch.max_context, sms=8)
+    decoder.compile(batch.cache(), batch.tables)
+    if PLATFORM == "cuda":
+        assert decoder.not_pipelined() == {}
+    Quanta(decoder, batch).run(1)
+
+    live = np.zeros(batch.slots, bool)
+    tokens, lengths = np.zeros((2, batch.slots), np.int32)
+    for row in batch.rows:
+        live[row.slot], tokens[row.slot], lengths[row.slot] = True, row.token, row.position
+    cache32 = tuple(pages.astype(jnp.float32) for pages in batch.cache())
+    expected = step(config, exact, cache32, batch.tables, tokens, lengths, live)[1]
+    theirs = step(config, rounded, batch.cache(), batch.tables, tokens, lengths, live)[1]
+
+    def error(logits: np.ndarray) -> np.ndarray:
+        difference = np.asarray(logits, np.float32) - np.asarray(expected)[live]
+        return np.linalg.norm(difference, axis=1) / np.linalg.norm(np.asarray(expected)[live], axis=1)
+
+    # By median: a router's choice between nearly equal experts may tip in either.
+    assert np.median(error(decoder.logits())) <= 1.1 * np.median(error(np.asarray(theirs)[live]))
+
+
+def test_one_batch_gives_the_same_bits_again():
+    config = tiny_config(**SIZES, num_hidden_layers=2)
+    params = jax.tree.map(lambda a: a.astype(jnp.bfloat16), tiny_params(config, seed=1))
+    batch = start(config, (130, 0, WINDOW), room=8, seed=2, dtype=jnp.bfloat16)
+    order = router_first(streamed(0))
+    decoder = MegakernelDecoder(config, params, slots=batch.slots, max_context=batch.max_context, sms=8, order=order)
+    decoder.compile(batch.cache(), batch.tables)
+    results = set()
+    for _ in range(10 if PLATFORM == "cuda" else 3):
+        run = Quanta(decoder, batch).run(4)
+        results.add((str(run.steps), decoder.logits().tobytes(), *(np.asarray(pages).tobytes() for pages in run.cache)))
+    assert len(results) == 1
