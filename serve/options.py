@@ -23,6 +23,7 @@ class Options(argparse.Namespace):
     slots: int
     max_context: int | None
     max_queue: int
+    prefix_cache: bool
     host: str
     port: int
     drain_seconds: float
@@ -74,6 +75,12 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         default=256,
         metavar="N",
         help="requests that may wait for a slot before further ones get a 429 (default: %(default)s)",
+    )
+    engine.add_argument(
+        "--no-prefix-cache",
+        dest="prefix_cache",
+        action="store_false",
+        help="compute every prompt from its beginning, also where the KV cache still holds what an earlier one left",
     )
     network = parser.add_argument_group("network")
     network.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")

@@ -56,7 +56,14 @@ def run(options: Options) -> int:
                 slots=plan.slots,
                 max_context=plan.max_context,
             )
-            engine = JaxEngine(checkpoint.config, checkpoint.params, plan, decoder, max_queue=options.max_queue)
+            engine = JaxEngine(
+                checkpoint.config,
+                checkpoint.params,
+                plan,
+                decoder,
+                max_queue=options.max_queue,
+                prefix_cache=options.prefix_cache,
+            )
             _LOG.info("loaded %s; compiling", options.model)
             engine.start()
 

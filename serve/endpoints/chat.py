@@ -48,7 +48,8 @@ class _Answer:
 
     def usage(self) -> Usage:
         completion = sum(choice.tokens for choice in self.choices)
-        return Usage.of(self.prompt_tokens, completion, sum(choice.reasoning_tokens for choice in self.choices))
+        reasoning = sum(choice.reasoning_tokens for choice in self.choices)
+        return Usage.of(self.prompt_tokens, completion, cached=self.choices[0].cached_tokens, reasoning=reasoning)
 
     def chunk(self, choices: list[ChunkChoice]) -> ChatChunk:
         chunk = ChatChunk(id=self.id, created=self.created, model=self.service.model, choices=choices)

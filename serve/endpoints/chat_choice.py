@@ -15,7 +15,7 @@ class ChatChoice:
     """Stop strings count in the answer's content alone: what the model thinks or passes to a tool is not the answer."""
 
     def __init__(self, tokenizer: Tokenizer, stream: ChatStream, stops: tuple[str, ...]) -> None:
-        self.tokens = 0
+        self.tokens = self.cached_tokens = 0
         self.reasoning_tokens = 0
         self._detokenizer = Detokenizer(tokenizer)
         self._stream = stream

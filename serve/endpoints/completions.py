@@ -27,7 +27,7 @@ class TextChoice:
     """A completion's text: markers left out, cut at the first stop string."""
 
     def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...]) -> None:
-        self.tokens = 0
+        self.tokens = self.cached_tokens = 0
         self._skipped = tokenizer.control
         self._detokenizer = Detokenizer(tokenizer)
         self._stop = StopMatcher(stops)
@@ -59,7 +59,8 @@ class _Answer:
     created: int = field(default_factory=now)
 
     def usage(self) -> Usage:
-        return Usage.of(self.prompt_tokens, sum(choice.tokens for choice in self.choices))
+        cached = sum(choice.cached_tokens for choice in self.choices[:: self.body.choices])  # a prompt counts once
+        return Usage.of(self.prompt_tokens, sum(choice.tokens for choice in self.choices), cached=cached)
 
     def completion(self, choices: list[CompletionChoice]) -> Completion:
         return Completion(id=self.id, created=self.created, model=self.service.model, choices=choices)

@@ -14,6 +14,7 @@ class Choice[D](Protocol):
     """One of the answer's alternatives, as it grows."""
 
     tokens: int  # received so far
+    cached_tokens: int  # of the prompt, which the engine did not have to compute
 
     @property
     def stopped(self) -> bool:
@@ -56,8 +57,10 @@ async def steps[D](generation: Generation, choices: Sequence[Choice[D]]) -> Asyn
     while arrived := await generation.events():
         made: list[Step[D]] = []
         failure: ApiError | None = None
-        for index, (token, reason, error) in arrived:
+        for index, event in arrived:
             choice = choices[index]
+            choice.cached_tokens += event.cached_tokens
+            token, reason = event.token, event.finish_reason
             if choice.stopped:
                 continue  # tokens that came before the cancellation reached the engine
             deltas = [] if token is None else choice.push(token)
@@ -69,7 +72,7 @@ async def steps[D](generation: Generation, choices: Sequence[Choice[D]]) -> Asyn
                 deltas += choice.end(reason)
                 finish = FinishReason.STOP if choice.stopped else reason  # a stop string in what was held back
             elif reason is not None:
-                failure = _failure(reason, error)
+                failure = _failure(reason, event.error)
             if deltas or finish is not None:
                 made.append(Step(index, deltas, finish))
         if made:

@@ -20,8 +20,9 @@ from north_jax.layers import Params
 
 from .memory import CachePlan
 from .runner import Runner
-from .scheduler import Delivery, PrefillWork, Scheduler, Work
+from .scheduler import Delivery, Scheduler
 from .types import EngineRequest, EngineStats, EngineUnavailable, FinishReason, TokenEvent
+from .work import PrefillWork, Work
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +34,16 @@ type Deliver = Callable[[TokenEvent], None]
 class JaxEngine:
     """Continuous batching over jitted prefill and a decoder; see `types.Engine` for the contract."""
 
-    def __init__(self, config: Config, params: Params, plan: CachePlan, decoder: Decoder, *, max_queue: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        params: Params,
+        plan: CachePlan,
+        decoder: Decoder,
+        *,
+        max_queue: int,
+        prefix_cache: bool = True,
+    ) -> None:
         """Allocates the KV cache; `start` compiles and begins to serve.
 
         Args:
@@ -42,10 +52,11 @@ class JaxEngine:
           plan: slots, context, chunk and pages, from `memory.plan_cache`.
           decoder: of the same model, for plan.slots slots; the engine alone uses it.
           max_queue: requests that may wait for a slot.
+          prefix_cache: whether requests use what earlier ones with the same beginning left in the KV cache.
         """
         self.max_context = plan.max_context
         self.max_requests = plan.slots + max_queue
-        self._scheduler = Scheduler(config, plan, max_queue=max_queue)
+        self._scheduler = Scheduler(config, plan, max_queue=max_queue, prefix_cache=prefix_cache)
         self._decoder = decoder
         self._runner = Runner(config, params, plan, decoder)
         self._changed = threading.Condition()  # guards the scheduler and all below
@@ -59,7 +70,7 @@ class JaxEngine:
 
     def start(self) -> None:
         """Compiles every shape, then starts the thread."""
-        self._runner.compile(self._scheduler.rows.snapshot())
+        self._runner.compile(self._scheduler.tables())
         self._thread.start()
 
     def submit(self, request: EngineRequest, deliver: Deliver) -> None:
@@ -143,7 +154,7 @@ class JaxEngine:
             return None
 
     def _run(self, work: Work) -> None:
-        tables = self._scheduler.rows.snapshot()  # this thread alone changes them
+        tables = self._scheduler.tables()  # this thread alone changes them
         if isinstance(work, PrefillWork):
             drawn = self._runner.prefill(work, tables)
             with self._changed:

@@ -18,7 +18,7 @@ from north_jax.layers import Array, Params
 from north_jax.sampling import SamplingBatch, SamplingParams, sample
 
 from .memory import CachePlan
-from .scheduler import DecodeWork, PrefillWork
+from .work import DecodeWork, PrefillWork
 
 _GREEDY = SamplingParams(temperature=0)
 _SHORT = 64  # tokens a row of the smaller prefill shape

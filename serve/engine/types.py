@@ -41,16 +41,22 @@ class TokenEvent(NamedTuple):
     token: int | None  # None when the event only ends the request
     finish_reason: FinishReason | None
     error: str | None = None
+    cached_tokens: int = 0  # in a request's first event: how many of its prompt were found in the KV cache
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot, for health and metrics. Pages are counted over both groups of the KV cache."""
+    """A snapshot, for health and metrics. Pages are those of both groups of the KV cache, tokens since the start."""
 
     queued: int
     running: int
     pages_used: int
     pages_total: int
+    pages_cached: int = 0  # besides those in use: kept for requests that begin alike, given up when room is needed
+    prompt_tokens: int = 0  # prefilled
+    cached_tokens: int = 0  # found in the KV cache instead
+    generated_tokens: int = 0
+    preemptions: int = 0  # a running request went back to the queue for want of pages
     failure: str | None = None  # why the engine stopped for good
 
 

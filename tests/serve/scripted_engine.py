@@ -42,6 +42,7 @@ class ScriptedEngine:
         max_queue: int = 1000,
         gated: bool = False,
         step_seconds: float = 0.0,
+        cached_tokens: int = 0,
     ) -> None:
         self.max_context = max_context
         self.max_requests = max_queue
@@ -53,6 +54,7 @@ class ScriptedEngine:
         self._max_queue = max_queue
         self._gated = gated
         self._step_seconds = step_seconds
+        self._cached_tokens = cached_tokens  # what each request is told
         self._rows: dict[str, _Row] = {}
         self._to_cancel: list[str] = []
         self._allowed = 0
@@ -155,7 +157,7 @@ class ScriptedEngine:
             if row.produced == row.request.max_tokens:
                 self._end(row, TokenEvent(token, FinishReason.LENGTH))
             else:
-                row.deliver(TokenEvent(token, None))
+                row.deliver(TokenEvent(token, None, cached_tokens=self._cached_tokens if row.produced == 1 else 0))
 
     def _end(self, row: _Row, event: TokenEvent) -> None:
         del self._rows[row.request.request_id]
