@@ -10,11 +10,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from .config import Config
-from .decoding import Backend, DecodeRow, Finish, TokenRecord, finish_of, make_decoder
+from .decoding import (
+    Backend,
+    DecodeRow,
+    Draw,
+    Finish,
+    Grammar,
+    SlotSampler,
+    TokenHistory,
+    TokenRecord,
+    finish_of,
+    make_decoder,
+)
 from .inference import prefill
 from .kv_cache import PAGE_SIZE, KVCache, PagedRows, PageTables, init_cache, pages_for, ring_entries
 from .layers import Array, Params
-from .sampling import SamplingBatch, SamplingParams, sample
+from .logprobs import Logprobs
+from .sampling import SamplingParams
 
 CHUNK = 64  # prompt tokens appended at once
 _QUANTUM = 8  # decode steps between yields: a start costs little beside them, and a reader who leaves wastes no more
@@ -30,6 +42,7 @@ def generate(
     stop_token_ids: Collection[int] | None = None,
     *,
     backend: Backend = "jax",
+    grammar: Grammar | None = None,
 ) -> Iterator[int]:
     """Continues a prompt, token by token. The first token comes from the prompt; later ones are drawn a few at a time.
 
@@ -41,15 +54,34 @@ def generate(
       sampling: greedy by default.
       stop_token_ids: tokens that end the text, not yielded; by default the configuration's eos tokens.
       backend: what decodes; see `decoding.make_decoder`.
+      grammar: which tokens may come next; it has accepted none yet.
 
     Yields:
       token ids.
 
     Raises:
       BackendError: the backend cannot decode here.
-      FloatingPointError: the logits are not finite.
-      ValueError: the prompt is empty, holds a token outside the vocabulary, or leaves the model's context too short.
+      FloatingPointError: the logits are not finite, or the grammar allows no token.
+      ValueError: the prompt is empty, holds a token outside the vocabulary, or leaves the model's context too short; or
+        the bias names a token outside the vocabulary.
     """
+    arguments = (config, params, prompt, max_tokens, sampling, stop_token_ids)
+    for token, _ in generate_with_logprobs(*arguments, backend=backend, grammar=grammar):
+        yield token
+
+
+def generate_with_logprobs(
+    config: Config,
+    params: Params,
+    prompt: Sequence[int],
+    max_tokens: int,
+    sampling: SamplingParams | None = None,
+    stop_token_ids: Collection[int] | None = None,
+    *,
+    backend: Backend = "jax",
+    grammar: Grammar | None = None,
+) -> Iterator[tuple[int, Logprobs | None]]:
+    """As `generate`, with each token's log-probabilities where `sampling.logprobs` asks for them."""
     if len(prompt) == 0:  # also of a NumPy array, which has no truth value
         raise ValueError("prompt is empty")
     outside = [token for token in prompt if not 0 <= token < config.vocab_size]
@@ -63,7 +95,10 @@ def generate(
         return
     stops = frozenset(config.eos_token_id if stop_token_ids is None else stop_token_ids)
     sampling = sampling or SamplingParams(temperature=0)
-    batch = SamplingBatch.of([sampling])
+    sampler = SlotSampler(1, config.vocab_size)
+    history = TokenHistory(prompt)
+    draw = Draw(len(prompt), sampling, history, grammar)
+    sampler.check({0: draw})
     context = PAGE_SIZE * max(_LEAST_PAGES, 1 << (pages_for(total) - 1).bit_length())  # few shapes to compile
     pages = {"full_pages": pages_for(context), "sliding_pages": ring_entries(config, context, CHUNK)}
     rows = PagedRows(config, rows=1, max_context=context, max_chunk=CHUNK, **pages)
@@ -74,23 +109,23 @@ def generate(
         rows.grow(0, first, first + len(chunk))
         padded = np.zeros((1, CHUNK), np.int32)
         padded[0, : len(chunk)] = chunk
-        cache, drawn = _prefill(config, params, cache, rows.snapshot(), padded, first, len(chunk), batch)
-    token = int(drawn[0])
-    records = [TokenRecord(0, token, finish_of(token, max_tokens, stops))]
+        cache, logits = _prefill(config, params, cache, rows.snapshot(), padded, first, len(chunk))
+    token, logprobs = sampler.draw(logits, {0: draw})[0]
+    records = [TokenRecord(0, token, finish_of(token, max_tokens, stops), logprobs)]
     count = 0
     while True:
-        for _, token, finish in records:
+        for _, token, finish, logprobs in records:
             if finish is Finish.ERROR:
                 raise FloatingPointError(f"the logits at position {len(prompt) + count} are not finite")
             if finish is Finish.STOP:
                 return
             count += 1
-            yield token
+            yield token, logprobs
             if finish is Finish.LENGTH:
                 return
         if count == 1:  # not before the first token is out
             decoder.compile(cache, rows.snapshot())
-        row = DecodeRow(0, token, len(prompt) + count - 1, max_tokens - count, stops, sampling)
+        row = DecodeRow(0, token, len(prompt) + count - 1, max_tokens - count, stops, sampling, history, grammar)
         rows.grow(0, row.position, row.position + min(_QUANTUM, row.remaining))
         records = []
         cache = decoder.decode(cache, rows.snapshot(), [row], _QUANTUM, records.extend)
@@ -109,7 +144,5 @@ def _prefill(
     tokens: Array,
     start: int,
     length: int,
-    batch: SamplingBatch,
 ) -> tuple[KVCache, Array]:
-    cache, logits = prefill(config, params, cache, tables, tokens, _one(start), _one(length))
-    return cache, sample(logits, batch, _one(start + length))
+    return prefill(config, params, cache, tables, tokens, _one(start), _one(length))

@@ -1,8 +1,9 @@
 """Sampling: what a request asks for, and the draw of a whole batch on the device.
 
-The order is temperature, then top-k, then top-p and min-p over what top-k left. The draw inverts the CDF in token
-order, first over blocks of tokens and then within one, with two uniform numbers per row and position, so a row's tokens
-depend on its own seed, position and logits alone.
+First `adjust.adjust` changes logits as penalties, bias and a grammar say, and `logprobs.top_logprobs` reports on the
+result. What follows is here: temperature, then top-k, then top-p and min-p over what top-k left. The draw inverts the
+CDF in token order, first over blocks of tokens and then within one, with two uniform numbers per row and position, so a
+row's tokens depend on its own seed, position and logits alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import numpy as np
 from .layers import Array
 
 DRAW_BLOCK = 512  # tokens drawn from in the second step of a draw
+MAX_BIASES = 300  # tokens of one request's logit_bias, as many as OpenAI takes
+MAX_LOGPROBS = 20  # alternatives reported for one token, likewise
 _COLDEST, _HOTTEST = 1e-30, 1e30  # beyond them a draw is as greedy or flat, but 1 / temperature may leave float32
 
 
@@ -32,6 +35,14 @@ class SamplingParams:
       top_p: keep the smallest set of likeliest tokens whose probability reaches top_p; 1 keeps all.
       min_p: keep tokens at least min_p times as likely as the likeliest; 0 keeps all.
       seed: 64 bits; the same seed draws the same tokens.
+      presence_penalty: taken once from the logit of every token generated so far; −2 to 2, 0 for none.
+      frequency_penalty: taken from the logit of a token as often as it was generated; −2 to 2, 0 for none.
+      repetition_penalty: divides the positive and multiplies the other logits of tokens that the prompt or the text so
+        far holds; > 0, 1 for none.
+      logit_bias: (token, bias) pairs of different tokens, at most MAX_BIASES; each bias, −100 to 100, is added to the
+        token's logit.
+      logprobs: how many alternatives to report with the log-probability of each token, 0 to MAX_LOGPROBS; None reports
+        nothing.
 
     Raises:
       ValueError: a value is out of range; the message names it.
@@ -42,6 +53,11 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
@@ -52,6 +68,25 @@ class SamplingParams:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
         if not 0 <= self.min_p <= 1:
             raise ValueError(f"min_p must be in [0, 1], got {self.min_p}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2 <= getattr(self, name) <= 2:
+                raise ValueError(f"{name} must be in [-2, 2], got {getattr(self, name)}")
+        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
+            raise ValueError(f"repetition_penalty must be a finite number > 0, got {self.repetition_penalty}")
+        if len(self.logit_bias) > MAX_BIASES:
+            raise ValueError(f"logit_bias must name at most {MAX_BIASES} tokens, got {len(self.logit_bias)}")
+        if len({token for token, _ in self.logit_bias}) < len(self.logit_bias):
+            raise ValueError("logit_bias must name each token once")
+        for token, bias in self.logit_bias:
+            if token < 0 or not -100 <= bias <= 100:
+                raise ValueError(f"logit_bias must give tokens >= 0 values in [-100, 100], got {token}: {bias}")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise ValueError(f"logprobs must be in [0, {MAX_LOGPROBS}], got {self.logprobs}")
+
+    @property
+    def penalises(self) -> bool:
+        """Whether a token's logit depends on what was said before: the row needs its `TokenHistory`."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
 
 
 class SamplingBatch(NamedTuple):

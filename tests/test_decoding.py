@@ -16,7 +16,16 @@ import pytest
 from support import tiny_config, tiny_params
 
 import north_jax
-from north_jax.decoding import BackendError, Decoder, DecodeRow, Finish, TokenRecord, finish_of, make_decoder
+from north_jax.decoding import (
+    BackendError,
+    Decoder,
+    DecodeRow,
+    Finish,
+    TokenHistory,
+    TokenRecord,
+    finish_of,
+    make_decoder,
+)
 from north_jax.kv_cache import PagedRows, init_cache
 from north_jax.sampling import SamplingBatch, SamplingParams, sample
 
@@ -125,7 +134,7 @@ def test_a_quantum_is_its_steps_by_hand(params, start, whole):
     for records in whole.steps:
         cache, logits = decode_step(CONFIG, params, cache, tables, tokens.copy(), starts.copy(), active)
         drawn = np.asarray(draw(logits, SamplingBatch.of(sampling), starts + 1))
-        assert records == [(row.slot, drawn[row.slot], Finish.NONE) for row in rows]
+        assert records == [TokenRecord(row.slot, int(drawn[row.slot]), Finish.NONE) for row in rows]
         tokens[active] = drawn[active]
         starts += active
     assert len(whole.steps) == STEPS
@@ -197,7 +206,7 @@ def test_cancel_ends_one_row_and_leaves_the_others(params, start, whole):
             cancelled.decoder.cancel(99)
 
     cancelled.run(after_step=after_step)
-    assert cancelled.of(3) == [*whole.of(3)[:5], (3, -1, Finish.CANCELLED)]
+    assert cancelled.of(3) == [*whole.of(3)[:5], TokenRecord(3, -1, Finish.CANCELLED)]
     for slot in (0, 2, 4):
         assert cancelled.of(slot) == whole.of(slot)
     assert [len(records) for records in cancelled.steps] == [4] * 6 + [3] * 6
@@ -219,7 +228,7 @@ def test_a_quantum_ends_when_every_row_was_cancelled(params, start):
 
     cancelled = Quanta(params, start)
     cancelled.run(after_step=after_step)
-    assert cancelled.steps[1:] == [[(row.slot, -1, Finish.CANCELLED) for row in cancelled.rows]]
+    assert cancelled.steps[1:] == [[TokenRecord(row.slot, -1, Finish.CANCELLED) for row in cancelled.rows]]
 
 
 def test_stop_tokens_and_lengths_end_rows(params, start, whole):
@@ -230,9 +239,9 @@ def test_stop_tokens_and_lengths_end_rows(params, start, whole):
     rows = change(rows, 3, remaining=4, stop_token_ids=frozenset({10_000}))
     rows = change(rows, 4, remaining=1)
     ended.run(rows=rows)
-    assert ended.of(2) == [*whole.of(2)[:first], (2, stop, Finish.STOP)]
-    assert ended.of(3) == [*whole.of(3)[:3], (3, whole.of(3)[3].token, Finish.LENGTH)]
-    assert ended.of(4) == [(4, whole.of(4)[0].token, Finish.LENGTH)]
+    assert ended.of(2) == [*whole.of(2)[:first], TokenRecord(2, stop, Finish.STOP)]
+    assert ended.of(3) == [*whole.of(3)[:3], TokenRecord(3, whole.of(3)[3].token, Finish.LENGTH)]
+    assert ended.of(4) == [TokenRecord(4, whole.of(4)[0].token, Finish.LENGTH)]
     assert ended.of(0) == whole.of(0)
     assert_same_kv(ended, whole, {0})
     # Each row wrote what its steps took, and nothing after its end.
@@ -273,9 +282,66 @@ def test_logits_that_are_not_finite_end_their_row_alone(params, start, whole):
     pages = poisoned.tables.full[3][poisoned.tables.full[3] >= 0]
     poisoned.cache = (poisoned.cache[0].at[pages, 1].set(jnp.nan), *poisoned.cache[1:])
     poisoned.run()
-    assert poisoned.of(3) == [(3, -1, Finish.ERROR)]
+    assert poisoned.of(3) == [TokenRecord(3, -1, Finish.ERROR)]
     for slot in (0, 2, 4):
         assert poisoned.of(slot) == whole.of(slot)
+
+
+class EvenTokens:
+    """A grammar that allows even tokens, and notes what it was asked."""
+
+    def __init__(self):
+        self.calls = []
+
+    def mask(self):
+        self.calls.append("mask")
+        return np.full(-(-CONFIG.vocab_size // 32), 0x55555555, np.uint32)
+
+    def accept(self, token):
+        self.calls.append(token)
+
+
+def test_penalties_logprobs_and_a_grammar_concern_their_rows_alone(params, start, whole):
+    """One row of each; what a quantum draws does not depend on where the quanta end."""
+
+    def rows_of(quanta):
+        penal = SamplingParams(temperature=0, frequency_penalty=2, presence_penalty=2, repetition_penalty=2)
+        history = TokenHistory([5, 6, 7], generated=[quanta.rows[0].token])
+        rows = change(quanta.rows, 0, sampling=penal, history=history)
+        rows = change(rows, 2, sampling=dataclasses.replace(rows[1].sampling, logprobs=3))
+        return change(rows, 3, grammar=EvenTokens())
+
+    runs = []
+    for parts in ([STEPS], [1, 6, STEPS - 7]):
+        quanta = Quanta(params, start)
+        rows = rows_of(quanta)
+        for steps in parts:
+            quanta.run(steps, rows)
+            rows = [
+                dataclasses.replace(row, token=quanta.of(row.slot)[-1].token, position=row.position + steps)
+                for row in rows
+            ]
+        said = [record.token for record in quanta.of(0)]
+        assert rows[0].history.generated[1:] == said
+        assert len(set(said)) == STEPS  # such penalties let nothing come twice here
+        of_grammar = [record.token for record in quanta.of(3)]
+        assert all(token % 2 == 0 for token in of_grammar)
+        assert rows[2].grammar.calls == [call for token in of_grammar for call in ("mask", token)]
+        runs.append(quanta)
+    assert runs[0].steps == runs[1].steps
+    assert runs[0].of(4) == whole.of(4)
+    with_logprobs, without = runs[0].of(2), whole.of(2)
+    assert [record[:3] for record in with_logprobs] == [record[:3] for record in without]
+    assert all(len(record.logprobs.top) == 3 and record.logprobs.logprob <= 0 for record in with_logprobs)
+    assert all(record.logprobs is None for record in without)
+    assert [record.token for record in runs[0].of(0)] != [record.token for record in whole.of(0)]
+
+
+def test_a_row_that_penalises_needs_its_history(params, start):
+    quanta = Quanta(params, start)
+    with pytest.raises(ValueError, match="slot 3 has penalties and no history"):
+        quanta.run(rows=change(quanta.rows, 3, sampling=SamplingParams(presence_penalty=1)))
+    assert quanta.steps == []
 
 
 def test_a_failing_receiver_comes_out_of_decode(params, start):

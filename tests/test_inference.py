@@ -13,7 +13,7 @@ from support import tiny_config, tiny_params
 import north_jax
 from north_jax.decoding import BackendError
 from north_jax.decoding.jax_decoder import JaxDecoder
-from north_jax.generation import generate
+from north_jax.generation import generate, generate_with_logprobs
 from north_jax.kv_cache import PagedRows, init_cache
 from north_jax.sampling import SamplingParams
 
@@ -171,6 +171,24 @@ def test_generate_draws_as_many_as_asked(params, sequences):
         assert list(generate(CONFIG, params, prompt, count, sampling, stop_token_ids=())) == out[:count]
     for stop in (out[0], out[1], out[9], out[18]):
         assert list(generate(CONFIG, params, prompt, 19, sampling, stop_token_ids={stop})) == out[: out.index(stop)]
+
+
+def test_generate_penalises_and_reports(params, sequences):
+    """Against the forward pass: greedy tokens under a repetition penalty of prompt and text, and their logprobs."""
+    prompt = [int(token) for token in sequences[1][:70]]
+    sampling = SamplingParams(temperature=0, repetition_penalty=1.5, logprobs=2)
+    out = list(generate_with_logprobs(CONFIG, params, prompt, 20, sampling, stop_token_ids=()))
+    tokens = [token for token, _ in out]
+    assert list(generate(CONFIG, params, prompt, 20, sampling, stop_token_ids=())) == tokens
+    assert tokens != list(generate(CONFIG, params, prompt, 20, stop_token_ids=()))
+    logits = np.array(forward(CONFIG, params, np.array([prompt + tokens], np.int32))[0, len(prompt) - 1 : -1])
+    for step, (token, logprobs) in enumerate(out):
+        row, seen = logits[step], sorted({*prompt, *tokens[:step]})
+        row[seen] = np.where(row[seen] > 0, row[seen] / 1.5, row[seen] * 1.5)
+        row -= np.log(np.exp(row - row.max()).sum()) + row.max()
+        assert token == np.argmax(row)
+        assert [one for one, _ in logprobs.top] == np.argsort(-row)[:2].tolist()
+        np.testing.assert_allclose([logprobs.logprob, logprobs.top[0][1]], row[token], atol=2e-4)
 
 
 def test_generate_decodes_no_further_than_it_is_read(params, monkeypatch):

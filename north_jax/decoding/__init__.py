@@ -2,10 +2,15 @@
 
 from .backends import Backend as Backend
 from .backends import make_decoder as make_decoder
+from .slot_sampler import Draw as Draw
+from .slot_sampler import Drawn as Drawn
+from .slot_sampler import SlotSampler as SlotSampler
 from .types import BackendError as BackendError
 from .types import Decoder as Decoder
 from .types import DecodeRow as DecodeRow
 from .types import Deliver as Deliver
 from .types import Finish as Finish
+from .types import Grammar as Grammar
+from .types import TokenHistory as TokenHistory
 from .types import TokenRecord as TokenRecord
 from .types import finish_of as finish_of

@@ -1,11 +1,10 @@
-"""The decoder in pure JAX: one compiled step over all slots, called by the host once a step."""
+"""The decoder in pure JAX: one compiled step over all slots and a draw, called by the host once a step."""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import jax
 import numpy as np
@@ -13,11 +12,9 @@ import numpy as np
 from ..config import Config
 from ..inference import decode_step
 from ..kv_cache import KVCache, PageTables
-from ..layers import Array, Params
-from ..sampling import SamplingBatch, SamplingParams, sample
+from ..layers import Params
+from .slot_sampler import Draw, Drawn, SlotSampler
 from .types import DecodeRow, Deliver, Finish, TokenRecord, finish_of
-
-_GREEDY = SamplingParams(temperature=0)  # of an idle slot: the cheapest draw
 
 
 class JaxDecoder:
@@ -36,15 +33,16 @@ class JaxDecoder:
         self.max_rows = slots
         self._config = config
         self._params = params
+        self._sampler = SlotSampler(slots, config.vocab_size)
         self._compiled: jax.stages.Compiled | None = None
         self._stopped = threading.Event()
         self._cancelled: set[int] = set()
 
     def compile(self, cache: KVCache, tables: PageTables) -> None:
         none = np.zeros(self.max_rows, np.int32)
-        batch = SamplingBatch.of([_GREEDY] * self.max_rows)
-        arguments = (self._config, self._params, cache, tables, none, none, none.astype(bool), batch)
-        self._compiled = _decode_and_sample.lower(*arguments).compile()
+        arguments = (self._config, self._params, cache, tables, none, none, none.astype(bool))
+        self._compiled = _decode_step.lower(*arguments).compile()
+        self._sampler.compile()
 
     def decode(
         self, cache: KVCache, tables: PageTables, rows: Sequence[DecodeRow], steps: int, deliver: Deliver
@@ -56,16 +54,13 @@ class JaxDecoder:
             raise ValueError(
                 f"rows of slots {[row.slot for row in rows]}: expected different ones below {self.max_rows}"
             )
-        sampling = [_GREEDY] * self.max_rows
-        for row in rows:
-            sampling[row.slot] = row.sampling
-        batch = SamplingBatch.of(sampling)
+        self._sampler.check({row.slot: _draw_of(row) for row in rows})
         live = list(rows)
         for _ in range(steps):
             if not live:
                 break
             going = [row for row in live if row.slot not in self._cancelled]
-            cache, drawn = self._step(cache, tables, going, batch)
+            cache, drawn = self._step(cache, tables, going)
             records, live = _advance(live, drawn)
             deliver(records)
             if self._stopped.is_set():
@@ -78,10 +73,8 @@ class JaxDecoder:
     def cancel(self, slot: int) -> None:
         self._cancelled.add(slot)
 
-    def _step(
-        self, cache: KVCache, tables: PageTables, rows: Sequence[DecodeRow], batch: SamplingBatch
-    ) -> tuple[KVCache, dict[int, int]]:
-        """One step of these rows: the cache, and slot → token drawn."""
+    def _step(self, cache: KVCache, tables: PageTables, rows: Sequence[DecodeRow]) -> tuple[KVCache, dict[int, Drawn]]:
+        """One step of these rows: the cache, and slot → what was drawn."""
         if not rows:
             return cache, {}
         assert self._compiled is not None, "compile comes before decode"
@@ -90,33 +83,28 @@ class JaxDecoder:
         active = np.zeros(self.max_rows, bool)
         for row in rows:
             tokens[row.slot], starts[row.slot], active[row.slot] = row.token, row.position, True
-        cache, drawn = self._compiled(self._params, cache, tables, tokens, starts, active, batch)
-        on_host = np.asarray(drawn)
-        return cache, {row.slot: int(on_host[row.slot]) for row in rows}
+        cache, logits = self._compiled(self._params, cache, tables, tokens, starts, active)
+        return cache, self._sampler.draw(logits, {row.slot: _draw_of(row) for row in rows})
 
 
-def _advance(live: Sequence[DecodeRow], drawn: Mapping[int, int]) -> tuple[list[TokenRecord], list[DecodeRow]]:
+def _draw_of(row: DecodeRow) -> Draw:
+    return Draw(row.position + 1, row.sampling, row.history, row.grammar)
+
+
+def _advance(live: Sequence[DecodeRow], drawn: Mapping[int, Drawn]) -> tuple[list[TokenRecord], list[DecodeRow]]:
     """The records of a step, and the rows that go on; a row without a token was cancelled."""
     records, going = [], []
     for row in live:
-        token = drawn.get(row.slot)
-        finish = Finish.CANCELLED if token is None else finish_of(token, row.remaining, row.stop_token_ids)
-        records.append(TokenRecord(row.slot, -1 if token is None else token, finish))
-        if token is not None and finish is Finish.NONE:
+        if row.slot not in drawn:
+            records.append(TokenRecord(row.slot, -1, Finish.CANCELLED))
+            continue
+        token, logprobs = drawn[row.slot]
+        finish = finish_of(token, row.remaining, row.stop_token_ids)
+        records.append(TokenRecord(row.slot, token, finish, logprobs))
+        if finish is Finish.NONE:
             going.append(dataclasses.replace(row, token=token, position=row.position + 1, remaining=row.remaining - 1))
     return records, going
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=2)  # of the module, so that decoders of one model compile it once
-def _decode_and_sample(
-    config: Config,
-    params: Params,
-    cache: KVCache,
-    tables: PageTables,
-    tokens: Array,
-    start: Array,
-    active: Array,
-    batch: SamplingBatch,
-) -> tuple[KVCache, Array]:
-    cache, logits = decode_step(config, params, cache, tables, tokens, start, active)
-    return cache, sample(logits, batch, start + 1)
+# Of the module, so that decoders of one model compile it once.
+_decode_step = jax.jit(decode_step, static_argnums=0, donate_argnums=2)

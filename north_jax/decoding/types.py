@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from ..kv_cache import KVCache, PageTables
+from ..logprobs import Logprobs
 from ..sampling import SamplingParams
 
 
@@ -31,6 +34,35 @@ class TokenRecord(NamedTuple):
     slot: int
     token: int  # the one drawn, also a stop token; -1 for CANCELLED and ERROR
     finish: Finish
+    logprobs: Logprobs | None = None  # where the row asked for them and drew a token
+
+
+class TokenHistory:
+    """What one request has said: the tokens that penalties look at. Made once a request, and the same object after."""
+
+    def __init__(self, prompt: Sequence[int], generated: Iterable[int] = ()) -> None:
+        """Begins a history.
+
+        Args:
+          prompt: token ids.
+          generated: those drawn so far, in order. Whoever draws a token for a row with a history appends it: a decoder
+            does so before it delivers the token's record, also to a row without penalties.
+        """
+        self.prompt: Sequence[int] = prompt
+        self.generated: list[int] = list(generated)
+
+
+class Grammar(Protocol):
+    """Which tokens one row may draw next. Called in the thread that decodes; what it raises ends the quantum."""
+
+    def mask(self) -> np.ndarray:
+        """The tokens allowed now: [mask_words(V)] uint32, bit i % 32 of word i // 32 for token i.
+
+        At least one must be allowed: a row without any ends with ERROR. Stop tokens have to be allowed to be drawn.
+        """
+
+    def accept(self, token: int) -> None:
+        """Takes the token that the row drew, also one that ended it. Called once for each, before its record is out."""
 
 
 type Deliver = Callable[[list[TokenRecord]], None]
@@ -44,8 +76,10 @@ class DecodeRow:
     token: int  # its newest token, not yet in the cache
     position: int  # positions the slot holds already
     remaining: int  # tokens it may still generate, >= 1
-    stop_token_ids: frozenset[int]
+    stop_token_ids: frozenset[int]  # none of them for a row that ignores the end of the text
     sampling: SamplingParams
+    history: TokenHistory | None = None  # needed where `sampling.penalises`; ends with `token`
+    grammar: Grammar | None = None  # has accepted `token`; a quantum waits for its mask before each step
 
 
 class Decoder(Protocol):
@@ -69,8 +103,9 @@ class Decoder(Protocol):
     ) -> KVCache:
         """Runs a quantum: up to `steps` steps, fewer when every row has ended or `stop` is called. Blocks until then.
 
-        A step appends each live row's newest token to the cache and draws the next one, as `sampling.sample` does for
-        the position it will take. A row that ended is idle for the rest of the quantum.
+        A step appends each live row's newest token to the cache and draws the next one: `adjust.adjust` with the row's
+        penalties, bias and grammar, then `sampling.sample` for the position it will take. A row that ended is idle for
+        the rest of the quantum.
 
         Args:
           cache: donated: the caller uses the one returned instead.
@@ -85,7 +120,8 @@ class Decoder(Protocol):
           the updated cache.
 
         Raises:
-          ValueError: the rows are not those of different slots below max_rows.
+          ValueError: the rows are not those of different slots below max_rows, a row that penalises has no history, or
+            a bias names a token outside the vocabulary.
           Exception: of the device or of `deliver`; it ends the quantum, and the cache is lost.
         """
 

@@ -203,6 +203,12 @@ class MegakernelDecoder:
         if steps < 1:
             raise ValueError(f"a quantum of {steps} steps")
         for row in rows:
+            asks = row.sampling
+            if asks.penalises or asks.logit_bias or asks.logprobs is not None or row.grammar is not None:
+                raise ValueError(
+                    f"slot {row.slot} asks for penalties, a bias, log-probabilities or a grammar, which the megakernel "
+                    f"does not know"
+                )
             end = row.position + min(steps, row.remaining)
             if row.position < 0 or row.remaining < 1 or end > self._max_context:
                 raise ValueError(

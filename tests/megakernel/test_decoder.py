@@ -13,7 +13,7 @@ from support.quantum import Quanta, Start, start
 
 import ffi
 import north_jax
-from north_jax.decoding import Finish, make_decoder
+from north_jax.decoding import Finish, TokenRecord, make_decoder
 from north_jax.megakernel import abi
 from north_jax.megakernel import decoder as decoder_module
 from north_jax.megakernel.build import build
@@ -190,7 +190,7 @@ def test_a_cancelled_row_ends_and_its_neighbours_do_not_notice(long, long_batch,
     *before, last = quanta.of(slot)
     assert 2 <= len(before) < len(quanta.steps) < LONG
     assert before == undisturbed.of(slot)[: len(before)]
-    assert last == (slot, -1, Finish.CANCELLED)
+    assert last == TokenRecord(slot, -1, Finish.CANCELLED)
 
 
 def test_stop_tokens_and_length_end_rows(decoder, batch, whole):
@@ -200,8 +200,8 @@ def test_stop_tokens_and_length_end_rows(decoder, batch, whole):
     rows = changed(batch.rows, 2, stop_token_ids=frozenset({stop, *sorted(never)[:7]}))
     rows = changed(rows, 0, remaining=2)
     quanta = Quanta(decoder, batch).run(STEPS, rows=rows)
-    assert quanta.of(2) == [*whole.of(2)[:first], (2, stop, Finish.STOP)]
-    assert quanta.of(0) == [whole.of(0)[0], (0, whole.of(0)[1].token, Finish.LENGTH)]
+    assert quanta.of(2) == [*whole.of(2)[:first], TokenRecord(2, stop, Finish.STOP)]
+    assert quanta.of(0) == [whole.of(0)[0], TokenRecord(0, whole.of(0)[1].token, Finish.LENGTH)]
     assert quanta.of(3) == whole.of(3)
 
 
@@ -219,7 +219,7 @@ def test_logits_that_are_not_finite_end_their_row_with_an_error(decoder, batch, 
         for kind, pages in zip(CONFIG.layer_types, quanta.cache, strict=True)
     )
     quanta.run(STEPS)
-    assert quanta.of(2) == [(2, -1, Finish.ERROR)]
+    assert quanta.of(2) == [TokenRecord(2, -1, Finish.ERROR)]
     assert quanta.of(0) == whole.of(0)
 
 
