@@ -11,16 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from north_jax.config import Config
-from north_jax.decoding import Decoder, Deliver
+from north_jax.decoding import Decoder, Deliver, Drawn, SlotSampler
 from north_jax.inference import prefill
 from north_jax.kv_cache import KVCache, PageTables, init_cache
 from north_jax.layers import Array, Params
-from north_jax.sampling import SamplingBatch, SamplingParams, sample
 
 from .memory import CachePlan
 from .work import DecodeWork, PrefillWork
 
-_GREEDY = SamplingParams(temperature=0)
 _SHORT = 64  # tokens a row of the smaller prefill shape
 
 
@@ -51,7 +49,7 @@ class Runner:
         )
         self._cache = self._new_cache()
         self._prefills: dict[tuple[int, int], jax.stages.Compiled] = {}  # by rows and length
-        self._sampler: jax.stages.Compiled
+        self._sampler = SlotSampler(plan.slots, config.vocab_size)
 
     def reset(self) -> None:
         """Allocates the cache anew, after a failed call consumed it."""
@@ -60,11 +58,9 @@ class Runner:
 
     def compile(self, tables: PageTables) -> None:
         """Compiles every shape, several at a time; `tables` are those of all slots."""
-        batch = SamplingBatch.of([_GREEDY] * self._slots)
-        logits = jax.ShapeDtypeStruct((self._slots, self._config.vocab_size), jnp.float32)
         with ThreadPoolExecutor() as pool:
             decoder = pool.submit(self._decoder.compile, self._cache, tables)
-            sampler = pool.submit(_sample.lower(logits, batch, np.zeros(self._slots, np.int32)).compile)
+            sampler = pool.submit(self._sampler.compile)
             prefills = {}
             for rows in self._row_shapes:
                 of_rows = PageTables(tables.full[[0] * rows], tables.sliding[[0] * rows])
@@ -74,18 +70,18 @@ class Runner:
                     arguments = (self._config, self._params, self._cache, of_rows, tokens, row, row, row)
                     prefills[rows, length] = pool.submit(_prefill.lower(*arguments, slots=self._slots).compile)
         decoder.result()
-        self._sampler = sampler.result()
+        sampler.result()
         self._prefills = {shape: compiled.result() for shape, compiled in prefills.items()}
 
-    def prefill(self, work: PrefillWork, tables: PageTables) -> dict[int, int]:
-        """Appends chunks of prompts, in one device call.
+    def prefill(self, work: PrefillWork, tables: PageTables) -> dict[int, Drawn]:
+        """Appends chunks of prompts, in one device call, and draws for those that end with it.
 
         Args:
           work: from the scheduler.
           tables: its page tables, [slots, entries].
 
         Returns:
-          slot → token drawn after the chunk, for every row of the work; −1 where the logits were not finite.
+          slot → what was drawn, for every row with a `draw`.
         """
         rows = _smallest(self._row_shapes, len(work.rows))
         length = _smallest(self._length_shapes, max(len(row.tokens) for row in work.rows))
@@ -93,27 +89,22 @@ class Runner:
         # A row of padding has length 0 and belongs to no slot.
         slots, starts = np.full(rows, self._slots, np.int32), np.zeros(rows, np.int32)
         lengths = np.zeros(rows, np.int32)
-        sampling, positions = [_GREEDY] * self._slots, np.zeros(self._slots, np.int32)
         for i, row in enumerate(work.rows):
             tokens[i, : len(row.tokens)] = row.tokens
             slots[i], starts[i], lengths[i] = row.slot, row.start, len(row.tokens)
-            sampling[row.slot], positions[row.slot] = row.sampling, row.start + len(row.tokens)
         owned = np.minimum(slots, self._slots - 1)
         of_rows = PageTables(tables.full[owned], tables.sliding[owned])
         call = self._prefills[rows, length]
         self._cache, logits = call(self._params, self._cache, of_rows, tokens, starts, lengths, slots)
-        drawn = np.asarray(self._sampler(logits, SamplingBatch.of(sampling), positions))
-        return {row.slot: int(drawn[row.slot]) for row in work.rows}
+        draws = {row.slot: row.draw for row in work.rows if row.draw is not None}
+        return self._sampler.draw(logits, draws) if draws else {}
 
     def decode(self, work: DecodeWork, tables: PageTables, deliver: Deliver) -> None:
         """Runs a quantum of decode steps; see `north_jax.decoding.Decoder.decode`."""
         self._cache = self._decoder.decode(self._cache, tables, work.rows, work.steps, deliver)
 
 
-# Functions of the module, so that engines of one model compile them once.
-_sample = jax.jit(sample)
-
-
+# Of the module, so that engines of one model compile it once.
 @partial(jax.jit, static_argnames=("config", "slots"), donate_argnames="cache")
 def _prefill(
     config: Config,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from north_jax.config import Config
-from north_jax.decoding import DecodeRow, Finish, TokenRecord, finish_of
+from north_jax.decoding import DecodeRow, Draw, Drawn, Finish, TokenHistory, TokenRecord, finish_of
 from north_jax.kv_cache import PAGE_SIZE, PageTables, pages_for, ring_entries
 
 from .cached_rows import CachedRows
@@ -37,6 +37,7 @@ class _Entry:
     request: EngineRequest
     number: int  # counts arrivals
     tokens: list[int]  # the prompt and what was generated
+    history: TokenHistory | None  # where penalties look at it
     remaining: int  # tokens it may still generate
     slot: int = -1  # none
     position: int = 0  # tokens in the cache
@@ -112,7 +113,8 @@ class Scheduler:
         """Queues a request that `check` accepts. Raises QueueFull."""
         if len(self._waiting) + len(self._running) >= self._max_requests:
             raise QueueFull(retry_after_s=1.0)
-        self._waiting.append(_Entry(request, self._arrivals, list(request.prompt), request.max_tokens))
+        history = TokenHistory(request.prompt) if request.sampling.penalises else None
+        self._waiting.append(_Entry(request, self._arrivals, list(request.prompt), history, request.max_tokens))
         self._arrivals += 1
 
     def cancel(self, request_id: str) -> list[Delivery]:
@@ -160,13 +162,12 @@ class Scheduler:
         """Whether the first request that waits could be admitted: a reason to end a decode quantum early."""
         return bool(self._waiting) and None in self._slots and self._has_room(self._waiting[0])
 
-    def complete(self, work: PrefillWork, drawn: Mapping[int, int]) -> list[Delivery]:
+    def complete(self, work: PrefillWork, drawn: Mapping[int, Drawn]) -> list[Delivery]:
         """Takes the results of a prefill.
 
         Args:
           work: what `next_work` returned.
-          drawn: slot → token, for every row that ends its prompt; −1 where the logits were not finite, which ends the
-            request with an error.
+          drawn: slot → what was drawn, for every row with a `draw`.
 
         Returns:
           what each request receives.
@@ -175,13 +176,13 @@ class Scheduler:
         for row in work.rows:
             entry = self._owner(row.slot)
             entry.position = row.start + len(row.tokens)
-            if not row.last:
+            if row.draw is None:
                 self._rows.remember(row.slot, entry.tokens, entry.position)
                 continue
             entry.prefilling = False
-            token = drawn[row.slot]
+            token, logprobs = drawn[row.slot]
             finish = finish_of(token, entry.remaining, entry.request.stop_token_ids)
-            deliveries.append(self._drawn(entry, TokenRecord(row.slot, token, finish)))
+            deliveries.append(self._drawn(entry, TokenRecord(row.slot, token, finish, logprobs)))
         return deliveries
 
     def take(self, records: Iterable[TokenRecord]) -> list[Delivery]:
@@ -308,8 +309,10 @@ class Scheduler:
                 return None
         self._rows.grow(entry.slot, entry.position, end)
         self._counts.prompt_tokens += len(tokens)
-        last = end == len(entry.tokens)
-        return PrefillRow(entry.slot, tuple(tokens), entry.position, last, entry.request.sampling)
+        draw = None
+        if end == len(entry.tokens):
+            draw = Draw(end, entry.request.sampling, entry.history, entry.request.grammar)
+        return PrefillRow(entry.slot, tuple(tokens), entry.position, draw)
 
     # Decode.
 
@@ -365,6 +368,8 @@ def _decode_row(entry: _Entry) -> DecodeRow:
         remaining=entry.remaining,
         stop_token_ids=entry.request.stop_token_ids,
         sampling=entry.request.sampling,
+        history=entry.history,
+        grammar=entry.request.grammar,
     )
 
 
@@ -372,12 +377,12 @@ def _event(record: TokenRecord) -> TokenEvent:
     """The record as its request sees it: without a token that only ends it."""
     match record.finish:
         case Finish.NONE:
-            return TokenEvent(record.token, None)
+            return TokenEvent(record.token, None, logprobs=record.logprobs)
         case Finish.LENGTH:
-            return TokenEvent(record.token, FinishReason.LENGTH)
+            return TokenEvent(record.token, FinishReason.LENGTH, logprobs=record.logprobs)
         case Finish.STOP:
             return TokenEvent(None, FinishReason.STOP)
         case Finish.CANCELLED:
             return TokenEvent(None, FinishReason.CANCELLED)
         case Finish.ERROR:
-            return TokenEvent(None, FinishReason.ERROR, "the logits are not finite")
+            return TokenEvent(None, FinishReason.ERROR, "the logits are not finite, or its grammar allows no token")

@@ -11,6 +11,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from north_jax.decoding import Grammar
+    from north_jax.logprobs import Logprobs
     from north_jax.sampling import SamplingParams
 
 
@@ -23,6 +25,7 @@ class EngineRequest:
     max_tokens: int  # >= 1; len(prompt) + max_tokens <= engine.max_context
     sampling: SamplingParams
     stop_token_ids: frozenset[int]
+    grammar: Grammar | None = None  # of this request alone; it has accepted nothing yet
 
 
 class FinishReason(StrEnum):
@@ -41,6 +44,7 @@ class TokenEvent(NamedTuple):
     token: int | None  # None when the event only ends the request
     finish_reason: FinishReason | None
     error: str | None = None
+    logprobs: Logprobs | None = None  # of the token, where `sampling.logprobs` asks for them
     cached_tokens: int = 0  # in a request's first event: how many of its prompt were found in the KV cache
 
 
@@ -79,6 +83,7 @@ class RequestTooLong(Exception):
 class Engine(Protocol):
     max_context: int
     max_requests: int  # that it can hold at once, running and waiting
+    adjusts: bool  # whether requests may have penalties, a bias, log-probabilities or a grammar
 
     def submit(self, request: EngineRequest, deliver: Callable[[TokenEvent], None]) -> None:
         """Queues a request; thread-safe. `deliver` is called from the engine's thread and must not block.

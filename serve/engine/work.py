@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from north_jax.decoding import DecodeRow
-from north_jax.sampling import SamplingParams
+from north_jax.decoding import DecodeRow, Draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +14,7 @@ class PrefillRow:
     slot: int
     tokens: tuple[int, ...]
     start: int  # positions the slot holds already
-    last: bool  # the chunk ends the prompt, so a token is drawn after it
-    sampling: SamplingParams
+    draw: Draw | None  # after the chunk that ends the prompt
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from support import tiny_config
 
-from north_jax.decoding import Finish, TokenRecord, finish_of
+from north_jax.decoding import Drawn, Finish, TokenRecord, finish_of
 from north_jax.kv_cache import NO_PAGE, PAGE_SIZE
 from north_jax.sampling import SamplingParams
 from serve.engine.memory import CachePlan
@@ -85,12 +85,13 @@ class Model:
         drawn = {}
         for row in work.rows:
             owner = self.scheduler.request_of(row.slot)
-            assert row.sampling is owner.sampling
             self.computed += len(row.tokens)
             self.append(row.slot, owner, row.tokens, row.start, row.start + len(row.tokens))
-            assert row.last == (row.start + len(row.tokens) == len(self.tokens(owner)))
-            if row.last:
-                drawn[row.slot] = self.draw(owner)
+            assert (row.draw is not None) == (row.start + len(row.tokens) == len(self.tokens(owner)))
+            if row.draw is not None:
+                assert row.draw.sampling is owner.sampling
+                assert row.draw.position == row.start + len(row.tokens)
+                drawn[row.slot] = Drawn(self.draw(owner), None)
         self.take(self.scheduler.complete(work, drawn))
 
     def decode(self, work: DecodeWork, most):

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from north_jax.generation import generate_with_logprobs
 from north_jax.kv_cache import cache_bytes, ring_entries
 from north_jax.sampling import SamplingParams
 from serve.engine.memory import MemoryPlanError, plan_cache
@@ -63,6 +64,60 @@ def test_batched_requests_equal_lone_ones(engine):
         assert collect(engine, one)[one.request_id] == together[one.request_id]
         assert together[one.request_id] == (alone(one), FinishReason.LENGTH)
     assert engine.stats().pages_used == 0
+
+
+def test_penalties_bias_and_logprobs_survive_the_batch(engine):
+    settings = {
+        "presence_penalty": 1.5,
+        "frequency_penalty": 0.7,
+        "repetition_penalty": 1.3,
+        "logit_bias": ((101, -100.0),),
+    }
+    one = request("odd", prompts(1, seed=3)[0], temperature=0.9, seed=4, logprobs=2, **settings)
+    events = queue.Queue()
+    engine.submit(one, events.put)
+    collect(engine, *(request(f"plain{i}", prompt) for i, prompt in enumerate(prompts(4, seed=4))))
+    got = [events.get(timeout=60) for _ in range(one.max_tokens)]
+    expected = list(generate_with_logprobs(CONFIG, PARAMS, one.prompt, one.max_tokens, one.sampling, ()))
+    assert [event.token for event in got] == [token for token, _ in expected]
+    for event, (_, logprobs) in zip(got, expected, strict=True):
+        assert event.logprobs.logprob == pytest.approx(logprobs.logprob, abs=1e-4)
+        assert [token for token, _ in event.logprobs.top] == [token for token, _ in logprobs.top]
+    assert collect(engine, replace(one, request_id="plain", sampling=SamplingParams(seed=4)))["plain"][0] != [
+        event.token for event in got
+    ]
+
+
+class _Alternate:
+    """A grammar: even and odd tokens in turn. It notes what it accepts."""
+
+    def __init__(self):
+        self.accepted = []
+
+    def mask(self):
+        return np.full(-(-CONFIG.vocab_size // 32), 0x55555555 << len(self.accepted) % 2, np.uint32)
+
+    def accept(self, token):
+        self.accepted.append(token)
+
+
+def test_a_grammar_rules_from_the_first_token_on(engine):
+    one = replace(request("g", prompts(1)[0], max_tokens=9), grammar=_Alternate())
+    results = collect(engine, one, request("free", prompts(1)[0], max_tokens=9))
+    tokens, reason = results["g"]
+    assert [token % 2 for token in tokens] == [0, 1] * 4 + [0]
+    assert (one.grammar.accepted, reason) == (tokens, FinishReason.LENGTH)
+
+
+def test_a_grammar_without_a_token_ends_its_request_alone(engine):
+    class Nothing(_Alternate):
+        def mask(self):
+            return np.zeros(-(-CONFIG.vocab_size // 32), np.uint32)
+
+    one = replace(request("g", [5, 6]), grammar=Nothing())
+    results = collect(engine, one, request("free", [5, 6]))
+    assert results["g"] == ([], FinishReason.ERROR)
+    assert results["free"][1] is FinishReason.LENGTH
 
 
 def test_stop_token_ends_without_being_delivered(engine):
@@ -192,7 +247,7 @@ def test_logits_that_are_not_finite_end_the_request():
     events = queue.Queue()
     poisoned.submit(request("a", [5, 6]), events.put)
     event = events.get(timeout=60)
-    assert event[:3] == (None, FinishReason.ERROR, "the logits are not finite")
+    assert event[:3] == (None, FinishReason.ERROR, "the logits are not finite, or its grammar allows no token")
     assert poisoned.stats().pages_used == 0
     poisoned.shutdown(0)
 
@@ -205,8 +260,8 @@ def test_the_smallest_legal_pool_under_overload():
     """
     smallest = replace(PLAN, full_pages=8, sliding_pages=ring_entries(CONFIG, PLAN.max_context, PLAN.chunk))
     small = started_engine(plan=smallest, max_queue=30)
-    requests = [request(f"r{i}", prompt, max_tokens=90, seed=i) for i, prompt in enumerate(prompts(6, seed=5))]
-    requests += [request(f"again{i}", one.prompt, max_tokens=90, seed=i) for i, one in enumerate(requests)]
+    requests = [request(f"r{i}", prompt, max_tokens=70, seed=i) for i, prompt in enumerate(prompts(4, seed=5))]
+    requests += [request(f"again{i}", one.prompt, max_tokens=70, seed=i) for i, one in enumerate(requests)]
     results = collect(small, *requests, request("full", prompts(1)[0][:12], max_tokens=500))
     for one in requests:
         assert results[one.request_id] == (alone(one), FinishReason.LENGTH)
