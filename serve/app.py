@@ -18,6 +18,7 @@ from .endpoints.service import Service, now
 from .endpoints.system import get_model, health, list_models, version
 from .engine.types import Engine
 from .generation import EngineBridge
+from .grammar.compiler import GrammarCompiler
 from .http.message import AnyResponse, Request
 from .http.router import Route, Router
 from .protocol.generation_config import GenerationConfig
@@ -65,14 +66,16 @@ def make_service(model: str, text: TextSide, config: Config, engine: Engine) -> 
 
     Every token that ends an answer does so, wherever the checkpoint names it; the end of a turn always does.
     """
+    stop_token_ids = text.stop_token_ids | {*config.eos_token_id}
     return Service(
         model=model,
         created=now(),
         tokenizer=text.tokenizer,
         renderer=ChatRenderer(text.template, text.tokenizer),
+        grammars=GrammarCompiler(text.tokenizer, config.vocab_size, stop_token_ids),
         bridge=EngineBridge(engine),
         defaults=text.defaults,
-        stop_token_ids=text.stop_token_ids | {*config.eos_token_id},
+        stop_token_ids=stop_token_ids,
         vocab_size=config.vocab_size,
         longest_token=max(len(text.tokenizer.token_bytes(id)) for id in range(text.tokenizer.vocab_size)),
         text_worker=ThreadPoolExecutor(1, "text"),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from north_jax.logprobs import Logprobs
 from north_jax.text import Detokenizer, Tokenizer
 
 from ..engine.types import FinishReason
@@ -15,12 +16,21 @@ from ..http.message import AnyResponse, Request, Response, StreamResponse
 from ..protocol.completions import Completion, CompletionChoice, CompletionRequest, Prompt, parse_completion, prompts
 from ..protocol.decode import encode
 from ..protocol.errors import context_too_long, invalid_value
-from ..protocol.sampling import sampling_params, stop_strings
+from ..protocol.logprobs import LoggedToken, TextLogprobs, text_logprobs
+from ..protocol.sampling import adjustments, sampling_params, stop_strings
 from ..protocol.stop import StopMatcher
 from ..protocol.usage import Usage
 from .errors import as_api_error
+from .logged_text import LoggedText
 from .service import Service, new_id, now, require_json
 from .steps import Step, steps, submit
+
+
+class Piece(NamedTuple):
+    """A piece of a completion's text, and the tokens to be reported with it."""
+
+    text: str
+    logged: tuple[LoggedToken, ...] = ()
 
 
 class TextChoice:
@@ -31,19 +41,32 @@ class TextChoice:
         self._skipped = tokenizer.control
         self._detokenizer = Detokenizer(tokenizer)
         self._stop = StopMatcher(stops)
+        self._logged = LoggedText()
 
     @property
     def stopped(self) -> bool:
         return self._stop.stopped
 
-    def push(self, token: int) -> list[str]:
+    def push(self, token: int, logprobs: Logprobs | None) -> list[Piece]:
         self.tokens += 1
-        text = "" if token in self._skipped else self._stop.push(self._detokenizer.push(token))
-        return [text] if text else []
+        if token in self._skipped:
+            return []
+        if logprobs is not None:
+            self._logged.note(token, logprobs)
+        return self._pieces(self._detokenizer.push(token))
 
-    def end(self, finish: FinishReason) -> list[str]:
-        text = self._stop.push(self._detokenizer.flush()) + self._stop.flush()
-        return [text] if text else []
+    def end(self, finish: FinishReason) -> list[Piece]:
+        pieces = self._pieces(self._detokenizer.flush())
+        if text := self._stop.flush():
+            pieces.append(Piece(text, self._logged.give(text)))
+        if not self.stopped and (rest := self._logged.rest()):
+            pieces.append(Piece("", rest))
+        return pieces
+
+    def _pieces(self, text: str) -> list[Piece]:
+        self._logged.grow(text)
+        text = self._stop.push(text)
+        return [Piece(text, self._logged.give(text))] if text else []
 
 
 @dataclass(slots=True)
@@ -71,6 +94,7 @@ async def create_completion(service: Service, request: Request) -> AnyResponse:
     body = parse_completion(request.body)
     service.check_model(body.model)
     stops = stop_strings(body)
+    service.check_adjustments({"logprobs": body.logprobs is not None} | adjustments(body))
     given = prompts(body, service.vocab_size)
     for index, prompt in enumerate(given):
         if isinstance(prompt, str):
@@ -96,9 +120,10 @@ async def create_completion(service: Service, request: Request) -> AnyResponse:
 
 def _generate(answer: _Answer, encoded: list[tuple[int, ...]]) -> Generation:
     service, n, limit = answer.service, answer.body.choices, answer.body.token_limit
-    sampling = sampling_params(answer.body, service.defaults, n)
+    body = answer.body
+    sampling = sampling_params(body, service.defaults, n, vocab_size=service.vocab_size, logprobs=body.logprobs)
     requests = [
-        service.engine_request(answer.id, row * n + choice, ids, limit, sampling[choice])
+        service.engine_request(answer.id, row * n + choice, ids, limit, sampling[choice], ignore_eos=body.ignore_eos)
         for row, ids in enumerate(encoded)
         for choice in range(n)
     ]
@@ -106,9 +131,9 @@ def _generate(answer: _Answer, encoded: list[tuple[int, ...]]) -> Generation:
     return submit(service.bridge, requests if limit else [], field)  # max_tokens 0 asks for the echo alone
 
 
-async def _steps(answer: _Answer, generation: Generation) -> AsyncIterator[list[Step[str]]]:
+async def _steps(answer: _Answer, generation: Generation) -> AsyncIterator[list[Step[Piece]]]:
     """The echoed prompts, then what is generated."""
-    yield [Step(index, [echo], None) for index, echo in enumerate(answer.echoes) if echo]
+    yield [Step(index, [Piece(echo)], None) for index, echo in enumerate(answer.echoes) if echo]
     async for made in steps(generation, answer.choices):
         yield made
     if answer.body.token_limit == 0:
@@ -116,7 +141,7 @@ async def _steps(answer: _Answer, generation: Generation) -> AsyncIterator[list[
 
 
 async def _whole(answer: _Answer, generation: Generation) -> Response:
-    texts: list[list[str]] = [[] for _ in answer.choices]
+    texts: list[list[Piece]] = [[] for _ in answer.choices]
     finishes: list[FinishReason | None] = [None for _ in answer.choices]
     try:
         async for made in _steps(answer, generation):
@@ -127,8 +152,13 @@ async def _whole(answer: _Answer, generation: Generation) -> Response:
         generation.close()
     completion = answer.completion(
         [
-            CompletionChoice(index=index, text="".join(text), finish_reason=_finish_name(finish))
-            for index, (text, finish) in enumerate(zip(texts, finishes, strict=True))
+            CompletionChoice(
+                index=index,
+                text="".join([piece.text for piece in pieces]),
+                logprobs=_logprobs(answer, [token for piece in pieces for token in piece.logged]),
+                finish_reason=_finish_name(finish),
+            )
+            for index, (pieces, finish) in enumerate(zip(texts, finishes, strict=True))
         ]
     )
     completion.usage = answer.usage()
@@ -148,15 +178,22 @@ async def _stream(answer: _Answer, generation: Generation) -> AsyncGenerator[byt
     yield sse.DONE
 
 
-def _events(answer: _Answer, step: Step[str]) -> Iterator[bytes]:
+def _events(answer: _Answer, step: Step[Piece]) -> Iterator[bytes]:
     """A step as events: one for each delta, the last of which carries the reason why the choice ended."""
-    deltas = step.deltas or [""]
-    for number, text in enumerate(deltas, start=1):
-        finish = step.finish if number == len(deltas) else None
-        chunk = answer.completion([CompletionChoice(index=step.choice, text=text, finish_reason=_finish_name(finish))])
+    deltas = step.deltas or [Piece("")]
+    for number, (text, logged) in enumerate(deltas, start=1):
+        finish = _finish_name(step.finish if number == len(deltas) else None)
+        logprobs = _logprobs(answer, logged)
+        choice = CompletionChoice(index=step.choice, text=text, logprobs=logprobs, finish_reason=finish)
+        chunk = answer.completion([choice])
         if answer.body.include_usage:
             chunk.usage = None
         yield sse.event(encode(chunk))
+
+
+def _logprobs(answer: _Answer, logged: Sequence[LoggedToken]) -> TextLogprobs | None:
+    count = answer.body.logprobs
+    return None if count is None else text_logprobs(answer.service.tokenizer, logged, count)
 
 
 def _finish_name(finish: FinishReason | None) -> Literal["stop", "length"] | None:

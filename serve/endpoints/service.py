@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from north_jax.decoding import Grammar
 from north_jax.sampling import SamplingParams
 from north_jax.text import Tokenizer
 
 from ..chat.render import ChatRenderer
 from ..engine.types import EngineRequest
 from ..generation import EngineBridge
+from ..grammar.compiler import GrammarCompiler
 from ..http.message import HttpError, Request
-from ..protocol.errors import context_too_long, model_not_found, text_too_long
+from ..protocol.errors import context_too_long, model_not_found, text_too_long, unsupported
 from ..protocol.sampling import SamplingDefaults
 
 _NORMALIZED = 3  # characters that a tokenizer's normalizer may make one of
@@ -28,12 +30,13 @@ class Service:
     created: int  # Unix time at which the server came up
     tokenizer: Tokenizer
     renderer: ChatRenderer
+    grammars: GrammarCompiler
     bridge: EngineBridge
     defaults: SamplingDefaults
     stop_token_ids: frozenset[int]
     vocab_size: int  # rows of the embedding: token ids below it can be in a prompt
     longest_token: int  # bytes
-    text_worker: Executor  # renders and tokenises off the event loop, in one thread: the template engine is not shared
+    text_worker: Executor  # renders, tokenises, compiles grammars, in one thread off the loop: these are not shared
 
     @property
     def max_context(self) -> int:
@@ -60,9 +63,26 @@ class Service:
         return room
 
     def engine_request(
-        self, answer_id: str, index: int, prompt: tuple[int, ...], max_tokens: int, sampling: SamplingParams
+        self,
+        answer_id: str,
+        index: int,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        sampling: SamplingParams,
+        *,
+        ignore_eos: bool | None = None,
+        grammar: Grammar | None = None,
     ) -> EngineRequest:
-        return EngineRequest(f"{answer_id}:{index}", prompt, max_tokens, sampling, self.stop_token_ids)
+        stops = frozenset() if ignore_eos else self.stop_token_ids
+        return EngineRequest(f"{answer_id}:{index}", prompt, max_tokens, sampling, stops, grammar)
+
+    def check_adjustments(self, asked: Mapping[str, object]) -> None:
+        """Refuses what this engine can't do. `asked`: parameter → truth, those whose value asks for something.
+
+        Raises ApiError 400.
+        """
+        if not self.bridge.engine.adjusts and (name := next((name for name, asks in asked.items() if asks), None)):
+            raise unsupported(name, "the backend of this server draws without it (--backend jax does it)")
 
 
 def new_id(prefix: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple, Protocol
 
+from north_jax.logprobs import Logprobs
+
 from ..engine.types import EngineRequest, EngineUnavailable, FinishReason, QueueFull, RequestTooLong
 from ..generation import EngineBridge, Generation
 from ..protocol.errors import ApiError, invalid_value, queue_full, server_error
@@ -20,7 +22,7 @@ class Choice[D](Protocol):
     def stopped(self) -> bool:
         """A stop string has appeared: no further token is wanted."""
 
-    def push(self, token: int) -> list[D]: ...
+    def push(self, token: int, logprobs: Logprobs | None) -> list[D]: ...
 
     def end(self, finish: FinishReason) -> list[D]:
         """What was held back, now that the engine has ended for this reason."""
@@ -63,7 +65,7 @@ async def steps[D](generation: Generation, choices: Sequence[Choice[D]]) -> Asyn
             token, reason = event.token, event.finish_reason
             if choice.stopped:
                 continue  # tokens that came before the cancellation reached the engine
-            deltas = [] if token is None else choice.push(token)
+            deltas = [] if token is None else choice.push(token, event.logprobs)
             finish = None
             if choice.stopped:
                 generation.cancel(index)

@@ -8,12 +8,14 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from .decode import BodyDecoder
-from .errors import invalid_value
+from .errors import invalid_value, unsupported
 from .fields import COMPLETION_NEUTRAL
+from .logprobs import TextLogprobs
 from .sampling import CommonFields, check_common, check_range
 from .usage import Usage
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
+_MAX_LOGPROBS = 5  # OpenAI's, for this endpoint
 _MAX_CHOICES = 1024  # prompts times n
 
 Prompt = str | list[int]
@@ -23,6 +25,7 @@ class CompletionRequest(CommonFields, kw_only=True):
     prompt: str | list[str | int | list[int]]
     max_tokens: int | None = None
     echo: bool | None = None
+    logprobs: int | None = None
 
     @property
     def token_limit(self) -> int:
@@ -32,7 +35,7 @@ class CompletionRequest(CommonFields, kw_only=True):
 class CompletionChoice(msgspec.Struct, kw_only=True):
     index: int
     text: str
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
     finish_reason: Literal["stop", "length"] | None
 
 
@@ -56,6 +59,9 @@ def parse_completion(data: bytes) -> CompletionRequest:
     body = _DECODER.decode(data)
     check_common(body)
     check_range("max_tokens", body.max_tokens, 0)
+    check_range("logprobs", body.logprobs, 0, _MAX_LOGPROBS)
+    if body.echo and body.logprobs is not None:
+        raise unsupported("logprobs", "this server has no log-probabilities of a prompt, which 'echo' asks for")
     return body
 
 

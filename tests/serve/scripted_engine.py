@@ -6,6 +6,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from north_jax.logprobs import Logprobs
 from serve.engine.types import (
     EngineRequest,
     EngineStats,
@@ -16,6 +19,12 @@ from serve.engine.types import (
 )
 
 type Script = Callable[[EngineRequest], Iterable[int | Exception]]
+
+
+def logprobs_of(token: int, count: int) -> Logprobs:
+    """What the engine says of each token that it plays: itself, and the tokens 10, 11, … as alternatives."""
+    others = ((10 + number, -1.0 - number) for number in range(count))
+    return Logprobs(-0.5 - token % 8, tuple(others))
 
 
 @dataclass
@@ -43,8 +52,10 @@ class ScriptedEngine:
         gated: bool = False,
         step_seconds: float = 0.0,
         cached_tokens: int = 0,
+        adjusts: bool = True,
     ) -> None:
         self.max_context = max_context
+        self.adjusts = adjusts
         self.max_requests = max_queue
         self.requests: list[EngineRequest] = []  # all that were ever submitted
         self.cancelled: list[str] = []  # ids, in the order in which cancellations took effect
@@ -149,15 +160,26 @@ class ScriptedEngine:
         token = next(row.script, None)
         if isinstance(token, Exception):
             self._end(row, TokenEvent(None, FinishReason.ERROR, str(token)))
-        elif token is None or token in row.request.stop_token_ids:
+            return
+        if token is not None and (grammar := row.request.grammar) is not None:
+            if not grammar.mask()[token // 32] >> np.uint32(token % 32) & np.uint32(1):
+                self._end(row, TokenEvent(None, FinishReason.ERROR, f"the grammar forbids {token}"))
+                return
+            grammar.accept(token)
+        if token is None or token in row.request.stop_token_ids:
             self._end(row, TokenEvent(None, FinishReason.STOP))
         else:
+            logprobs = None if (count := row.request.sampling.logprobs) is None else logprobs_of(token, count)
             row.produced += 1
             self.produced[row.request.request_id] = row.produced
             if row.produced == row.request.max_tokens:
-                self._end(row, TokenEvent(token, FinishReason.LENGTH))
+                self._end(row, TokenEvent(token, FinishReason.LENGTH, logprobs=logprobs))
             else:
-                row.deliver(TokenEvent(token, None, cached_tokens=self._cached_tokens if row.produced == 1 else 0))
+                row.deliver(
+                    TokenEvent(
+                        token, None, logprobs=logprobs, cached_tokens=self._cached_tokens if row.produced == 1 else 0
+                    )
+                )
 
     def _end(self, row: _Row, event: TokenEvent) -> None:
         del self._rows[row.request.request_id]
