@@ -20,10 +20,8 @@ from ..protocol.chat import (
     ToolChoice,
     demand_of,
     parse_chat,
-    plain_messages,
     plain_response_format,
     plain_tool_choice,
-    plain_tools,
 )
 from ..protocol.chat_response import (
     AnswerDelta,
@@ -54,6 +52,7 @@ class _Answer:
     """A request on its way."""
 
     service: Service
+    request: Request
     body: ChatRequest
     prompt_tokens: int
     choices: list[ChatChoice]
@@ -89,6 +88,7 @@ async def create_chat_completion(service: Service, request: Request) -> AnyRespo
 
     answer = _Answer(
         service=service,
+        request=request,
         body=body,
         prompt_tokens=len(prompt.tokens),
         choices=[
@@ -123,8 +123,8 @@ def _prepare(service: Service, body: ChatRequest, demand: Demand) -> tuple[Promp
     """The prompt, and for each choice the grammar that it follows. Raises ApiError 400."""
     try:
         prompt = service.renderer.render(
-            plain_messages(body),
-            plain_tools(body),
+            body.plain_messages,
+            body.plain_tools,
             tool_choice=plain_tool_choice(body),
             reasoning=body.reasoning_switch,
             reasoning_effort=body.reasoning_effort,
@@ -157,6 +157,7 @@ async def _whole(answer: _Answer, generation: Generation) -> Response:
                     collected[index].finish = answer.choices[index].finish_name(finish)
     finally:
         generation.close()
+        answer.request.notes.update(answer.usage().notes())
     completion = ChatCompletion(
         id=answer.id,
         created=answer.created,
@@ -216,6 +217,8 @@ async def _stream(answer: _Answer, generation: Generation) -> AsyncGenerator[byt
             yield sse.event(encode(last))
     except Exception as error:
         yield sse.event(as_api_error(error).encode())
+    finally:
+        answer.request.notes.update(answer.usage().notes())
     yield sse.DONE
 
 

@@ -74,6 +74,7 @@ class _Answer:
     """A request on its way: its prompts' text and tokens, and a choice for each of them n times."""
 
     service: Service
+    request: Request
     body: CompletionRequest
     prompt_tokens: int
     echoes: list[str]  # what each choice's text begins with
@@ -106,6 +107,7 @@ async def create_completion(service: Service, request: Request) -> AnyResponse:
     n = body.choices
     answer = _Answer(
         service=service,
+        request=request,
         body=body,
         prompt_tokens=sum(len(ids) for ids in encoded),
         echoes=[_spelled(service, prompt) if body.echo else "" for prompt in given for _ in range(n)],
@@ -150,6 +152,7 @@ async def _whole(answer: _Answer, generation: Generation) -> Response:
                 finishes[index] = finish
     finally:
         generation.close()
+        answer.request.notes.update(answer.usage().notes())
     completion = answer.completion(
         [
             CompletionChoice(
@@ -175,6 +178,8 @@ async def _stream(answer: _Answer, generation: Generation) -> AsyncGenerator[byt
             yield sse.event(encode(last))
     except Exception as error:
         yield sse.event(as_api_error(error).encode())
+    finally:
+        answer.request.notes.update(answer.usage().notes())
     yield sse.DONE
 
 

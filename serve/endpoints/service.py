@@ -18,6 +18,7 @@ from ..engine.types import EngineRequest
 from ..generation import EngineBridge
 from ..grammar.compiler import GrammarCompiler
 from ..http.message import HttpError, Request
+from ..metrics import Metrics
 from ..protocol.errors import context_too_long, model_not_found, text_too_long, unsupported
 from ..protocol.sampling import SamplingDefaults
 
@@ -32,6 +33,8 @@ class Service:
     renderer: ChatRenderer
     grammars: GrammarCompiler
     bridge: EngineBridge
+    metrics: Metrics
+    api_key: str | None  # None: everybody may ask
     defaults: SamplingDefaults
     stop_token_ids: frozenset[int]
     vocab_size: int  # rows of the embedding: token ids below it can be in a prompt

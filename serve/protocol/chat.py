@@ -16,7 +16,7 @@ from .fields import CHAT_NEUTRAL
 from .sampling import CommonFields, check_common, check_range
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # OpenAI's rule
-_EFFORTS = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class _Part(msgspec.Struct, tag_field="type", forbid_unknown_fields=True, omit_defaults=True):
@@ -139,19 +139,49 @@ class TemplateSwitches(msgspec.Struct, forbid_unknown_fields=True):
     reasoning: bool | None = None
 
 
-class ChatRequest(CommonFields, kw_only=True):
+class Conversation:
+    """What the chat template shows, of every request that has these fields."""
+
+    __slots__ = ()
+
     messages: list[Message]
+    tools: list[FunctionTool] | None
+    reasoning: bool | None
+    chat_template_kwargs: TemplateSwitches | None
+
+    @property
+    def reasoning_switch(self) -> bool | None:
+        """The switch in either of its places; None where the effort, or else the template, decides."""
+        if self.reasoning is None and self.chat_template_kwargs is not None:
+            return self.chat_template_kwargs.reasoning
+        return self.reasoning
+
+    @property
+    def plain_messages(self) -> list[dict[str, Any]]:
+        """The messages as plain JSON values, for the chat template's renderer."""
+        for message in self.messages:
+            if isinstance(message, AssistantMessage) and message.content is None:
+                message.content = message.refusal
+        return msgspec.to_builtins(self.messages)
+
+    @property
+    def plain_tools(self) -> list[dict[str, Any]] | None:
+        return None if self.tools is None else msgspec.to_builtins(self.tools)
+
+
+class ChatRequest(CommonFields, Conversation, kw_only=True):
+    messages: list[Message]
+    tools: list[FunctionTool] | None = None
+    reasoning_effort: Effort | None = None
+    reasoning: bool | None = None
+    chat_template_kwargs: TemplateSwitches | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    tools: list[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    reasoning_effort: _EFFORTS | None = None
-    reasoning: bool | None = None
-    chat_template_kwargs: TemplateSwitches | None = None
 
     @property
     def token_limit(self) -> int | None:
@@ -161,13 +191,6 @@ class ChatRequest(CommonFields, kw_only=True):
     @property
     def token_limit_name(self) -> str:
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-
-    @property
-    def reasoning_switch(self) -> bool | None:
-        """The switch in either of its places; None where the effort, or else the template, decides."""
-        if self.reasoning is None and self.chat_template_kwargs is not None:
-            return self.chat_template_kwargs.reasoning
-        return self.reasoning
 
     @property
     def reported_logprobs(self) -> int | None:
@@ -238,21 +261,9 @@ def demand_of(body: ChatRequest) -> Demand:
     return demand
 
 
-def plain_messages(body: ChatRequest) -> list[dict[str, Any]]:
-    """The messages as plain JSON values, for the chat template's renderer."""
-    for message in body.messages:
-        if isinstance(message, AssistantMessage) and message.content is None:
-            message.content = message.refusal
-    return msgspec.to_builtins(body.messages)
-
-
 def plain_tool_choice(body: ChatRequest) -> Any:
     return msgspec.to_builtins(body.tool_choice)
 
 
 def plain_response_format(body: ChatRequest) -> dict[str, Any] | None:
     return None if body.response_format is None else msgspec.to_builtins(body.response_format)
-
-
-def plain_tools(body: ChatRequest) -> list[dict[str, Any]] | None:
-    return None if body.tools is None else msgspec.to_builtins(body.tools)

@@ -38,3 +38,8 @@ class Usage(msgspec.Struct, kw_only=True):
             prompt_tokens_details=PromptDetails(cached),
             completion_tokens_details=UNSET if reasoning is None else CompletionDetails(reasoning),
         )
+
+    def notes(self) -> dict[str, object]:
+        """The counts as the access log has them."""
+        cached = self.prompt_tokens_details.cached_tokens
+        return {"prompt": self.prompt_tokens, "cached": cached, "completion": self.completion_tokens}

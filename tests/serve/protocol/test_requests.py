@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serve.protocol.chat import parse_chat, plain_messages, plain_tools
+from serve.protocol.chat import parse_chat
 from serve.protocol.completions import parse_completion, prompts
 from serve.protocol.errors import ApiError
 from serve.protocol.fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, IGNORED
@@ -196,19 +196,19 @@ def test_an_answer_fits_into_the_history_unchanged() -> None:
     }
     result = {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "done"}]}
     body = parse_chat(chat(messages=[{"role": "user", "content": "hi"}, answer, result], tools=[TOOL]))
-    user, assistant, tool = plain_messages(body)
+    user, assistant, tool = body.plain_messages
     assert user == {"role": "user", "content": "hi"}
     assert assistant["reasoning_content"] == "thought"
     assert assistant["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
     assert tool == result
-    tools = plain_tools(body)
+    tools = body.plain_tools
     assert tools is not None
     assert tools[0]["function"]["name"] == "f"
 
 
 def test_a_refusal_in_the_history_is_its_content() -> None:
     body = parse_chat(chat(messages=[{"role": "assistant", "content": None, "refusal": "no"}, *CHAT["messages"]]))
-    assert plain_messages(body)[0]["content"] == "no"
+    assert body.plain_messages[0]["content"] == "no"
 
 
 @pytest.mark.parametrize(
