@@ -8,7 +8,9 @@ cuda_architectures: str  # such as "sm_90a", separated by spaces; "" without CUD
 
 def handlers() -> dict[str, dict[str, object]]: ...  # platform, as jax.ffi spells it -> target -> capsule
 def abi_constants() -> dict[str, int | dict[str, int]]: ...  # of csrc/megakernel/abi.h and channel.h
-def abi_operations() -> list[tuple[str, int, bool, bool, int]]: ...  # name, lane, routed, claims, fields; by opcode
+def abi_operations() -> list[
+    tuple[str, int, bool, bool, bool, int]
+]: ...  # name, lane, routed, claims, optional, fields; by opcode
 
 class Geometry:  # north_jax::megakernel::Geometry (csrc/megakernel/plan.h); all 0 at first
     hidden: int
@@ -66,7 +68,10 @@ class DecodeEngine:  # ffi/decode_engine.h
     def stop(self) -> None: ...
     def cancel(self, row: int, quantum: int) -> None: ...
     def take_entries(
-        self, quantum: int, timeout_s: float
-    ) -> list[tuple[int, int, int, int, int]]: ...  # quantum, step, slot, token, finish
+        self,
+        quantum: int,
+        timeout_s: float,
+        # quantum, step, slot, token, finish; log-probability of the token and (token, log-probability) of alternatives
+    ) -> list[tuple[int, int, int, int, int, tuple[float, list[tuple[int, float]]] | None]]: ...
     def finished(self) -> int: ...
     def error(self, quantum: int) -> str: ...

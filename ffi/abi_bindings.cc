@@ -39,6 +39,13 @@ nb::dict constants() {
                             {"MAX_TOP_K", kMaxTopK},
                             {"PAGE_TOKENS", kPageTokens},
                             {"SAMPLE_BLOCK", kSampleBlock},
+                            {"MAX_BIASES", kMaxBiases},
+                            {"MAX_LOGPROBS", kMaxLogprobs},
+                            {"PROMPT_SEEN", kPromptSeen},
+                            {"PASSES", kPasses},
+                            {"PASS_BITS", kPassBits},
+                            {"SEARCH_WORDS", kSearchWords},
+                            {"MASS_WORDS", kMassWords},
                             {"RING_ENTRIES", kRingEntries}});
     result["Lane"] = dict({{"MATRIX", LANE_MATRIX}, {"LOADER", LANE_LOADER}, {"SIDE", LANE_SIDE}});
     result["Field"] = numbered(kFieldNames);
@@ -51,18 +58,17 @@ nb::dict constants() {
                              {"DOWN", WEIGHT_DOWN},
                              {"EMBED", WEIGHT_EMBED},
                              {"FINAL_NORM", WEIGHT_FINAL_NORM}});
-    result["Row"] = dict({{"TOKEN", ROW_TOKEN},
-                          {"POSITION", ROW_POSITION},
-                          {"REMAINING", ROW_REMAINING},
-                          {"FINISH", ROW_FINISH},
-                          {"SLOT", ROW_SLOT},
-                          {"TEMPERATURE", ROW_TEMPERATURE},
-                          {"TOP_K", ROW_TOP_K},
-                          {"TOP_P", ROW_TOP_P},
-                          {"MIN_P", ROW_MIN_P},
-                          {"SEED_HIGH", ROW_SEED_HIGH},
-                          {"SEED_LOW", ROW_SEED_LOW},
-                          {"STOP", ROW_STOP}});
+    result["Row"] = dict({{"TOKEN", ROW_TOKEN},         {"POSITION", ROW_POSITION},
+                          {"REMAINING", ROW_REMAINING}, {"FINISH", ROW_FINISH},
+                          {"SLOT", ROW_SLOT},           {"TEMPERATURE", ROW_TEMPERATURE},
+                          {"TOP_K", ROW_TOP_K},         {"TOP_P", ROW_TOP_P},
+                          {"MIN_P", ROW_MIN_P},         {"SEED_HIGH", ROW_SEED_HIGH},
+                          {"SEED_LOW", ROW_SEED_LOW},   {"PRESENCE", ROW_PRESENCE},
+                          {"FREQUENCY", ROW_FREQUENCY}, {"REPETITION", ROW_REPETITION},
+                          {"HISTORY", ROW_HISTORY},     {"LOGPROBS", ROW_LOGPROBS},
+                          {"STOP", ROW_STOP},           {"BIAS_COUNT", ROW_BIAS_COUNT},
+                          {"MASKED", ROW_MASKED},       {"LOGPROB", ROW_LOGPROB},
+                          {"TOP_TOKEN", ROW_TOP_TOKEN}, {"TOP_LOGPROB", ROW_TOP_LOGPROB}});
     result["Finish"] = dict({{"NONE", FINISH_NONE},
                              {"STOP", FINISH_STOP},
                              {"LENGTH", FINISH_LENGTH},
@@ -71,12 +77,12 @@ nb::dict constants() {
     return result;
 }
 
-// (name, lane, routed, claims, mask of the fields that are read) by opcode.
+// (name, lane, routed, claims, optional, mask of the fields that are read) by opcode.
 nb::list operations() {
     nb::list result;
     for (const Operation& operation : kOperations) {
         result.append(nb::make_tuple(operation.name, static_cast<int32_t>(operation.lane), operation.routed,
-                                     operation.claims, operation.fields));
+                                     operation.claims, operation.optional, operation.fields));
     }
     return result;
 }

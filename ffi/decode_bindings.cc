@@ -1,10 +1,12 @@
 // DecodeEngine in Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
 #include <stdexcept>
 #include <tuple>
 
@@ -25,9 +27,11 @@ using megakernel::Model;
 using megakernel::TaskLists;
 using megakernel::Type;
 
-using Matrix = std::tuple<uintptr_t, int64_t, int64_t>;                  // address, rows, columns
-using Place = std::tuple<int64_t, int64_t, int32_t, int32_t>;            // offset, plane_bytes, planes, leading
-using Entry = std::tuple<uint32_t, int32_t, int32_t, int32_t, int32_t>;  // quantum, step, slot, token, finish
+using Matrix = std::tuple<uintptr_t, int64_t, int64_t>;                       // address, rows, columns
+using Place = std::tuple<int64_t, int64_t, int32_t, int32_t>;                 // offset, plane_bytes, planes, leading
+using Logprobs = std::tuple<float, std::vector<std::tuple<int32_t, float>>>;  // of the token; of alternatives
+// Quantum, step, slot, token, finish, log-probabilities where the row reports them.
+using Entry = std::tuple<uint32_t, int32_t, int32_t, int32_t, int32_t, std::optional<Logprobs>>;
 using Words = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Descriptors =
     nb::ndarray<const int32_t, nb::shape<-1, megakernel::kDescriptorFields>, nb::c_contig, nb::device::cpu>;
@@ -98,7 +102,15 @@ int32_t add_schedule(Handle& engine, int32_t batch, Descriptors tasks, Words beg
 std::vector<Entry> take_entries(Handle& engine, uint32_t quantum, double timeout_s) {
     std::vector<Entry> entries;
     for (const auto& entry : engine->take_entries(quantum, timeout_s)) {
-        entries.emplace_back(entry.quantum, entry.step, entry.slot, entry.token, entry.finish);
+        std::optional<Logprobs> logprobs;
+        if (entry.alternatives >= 0) {
+            auto& [logprob, top] = logprobs.emplace();
+            logprob = entry.logprob;
+            for (int32_t i = 0; i < entry.alternatives && entry.top_token[i] >= 0; ++i) {
+                top.emplace_back(entry.top_token[i], entry.top_logprob[i]);
+            }
+        }
+        entries.emplace_back(entry.quantum, entry.step, entry.slot, entry.token, entry.finish, std::move(logprobs));
     }
     return entries;
 }

@@ -141,12 +141,17 @@ std::string CudaPlatform::launch(const Quantum& quantum, const megakernel::Batch
     lists_ = quantum.lists;
 
     DeviceBatch view = {
-        batch.rows, batch.full_table, batch.sliding_table, batch.full_entries, batch.sliding_entries, batch.workspace,
-        {}};
+        batch.rows,      batch.full_table, batch.sliding_table, batch.full_entries, batch.sliding_entries,
+        batch.workspace, batch.counts,     batch.biases,        batch.masks,        {}};
     std::copy(batch.pools.begin(), batch.pools.end(), view.pools);
     const megakernel::Quantum run = {quantum.number, quantum.steps,
                                      static_cast<uint64_t>(quantum.options.timeout_s * 1e9)};
     cudaError_t status = cudaMemsetAsync(plan.words.as<void>(), 0, plan.words.bytes(), stream);
+    // The histograms are zero when a step begins: within a quantum SAMPLE_DRAW sees to it.
+    const megakernel::BufferPlace& search = quantum.lists->buffers[megakernel::BUFFER_SEARCH];
+    if (status == cudaSuccess) {
+        status = cudaMemsetAsync(batch.workspace + search.offset, 0, search.plane_bytes, stream);
+    }
     if (status == cudaSuccess) {
         status = megakernel::launch_decode(plan.plan, plan.view, view, channel_.device(), fault_.device(), run, stream);
     }

@@ -14,8 +14,8 @@ using ffi::DataType;
 using megakernel::Batch;
 using megakernel::Model;
 
-constexpr size_t kBeforePages = 4;         // operands: rows, workspace, full_table, sliding_table
-constexpr size_t kResultsBeforePages = 2;  // rows, workspace
+constexpr size_t kBeforePages = 7;  // operands: rows, workspace, counts, full_table, sliding_table, biases, masks
+constexpr size_t kResultsBeforePages = 3;  // rows, workspace, counts
 
 // Requires result `number` to lie in the operand's buffer, and gives that.
 void* in_place(OperandCheck& check, const char* name, AnyBuffer operand, const ffi::RemainingRets& results,
@@ -58,9 +58,22 @@ ffi::ErrorOr<Batch> decode_operands(const Model& model, const megakernel::TaskLi
                   "workspace", workspace,
                   describe(DataType::U8, {lists.workspace_bytes}) + " or more for this quantum's schedule");
     batch.workspace = static_cast<std::byte*>(in_place(check, "workspace", workspace, results, 1));
-    batch.full_table = page_table(check, "full_table", *operands.get<AnyBuffer>(2), lists.batch, batch.full_entries);
+    batch.full_table = page_table(check, "full_table", *operands.get<AnyBuffer>(3), lists.batch, batch.full_entries);
     batch.sliding_table =
-        page_table(check, "sliding_table", *operands.get<AnyBuffer>(3), lists.batch, batch.sliding_entries);
+        page_table(check, "sliding_table", *operands.get<AnyBuffer>(4), lists.batch, batch.sliding_entries);
+
+    const AnyBuffer counts = *operands.get<AnyBuffer>(2), biases = *operands.get<AnyBuffer>(5),
+                    masks = *operands.get<AnyBuffer>(6);
+    const int64_t vocabulary = model.geometry.vocabulary;
+    const int64_t histories = shape_of(counts).empty() ? 0 : shape_of(counts)[0];
+    check.require(histories <= std::numeric_limits<int32_t>::max(), "counts", counts, "fewer than 2^31 rows");
+    check.require("counts", counts, DataType::S32, {histories, vocabulary});
+    check.require("biases", biases, DataType::S32, {lists.batch, megakernel::kMaxBiases, 2});
+    check.require("masks", masks, DataType::U32, {lists.batch, (vocabulary + 31) / 32});
+    batch.counts = static_cast<int32_t*>(in_place(check, "counts", counts, results, 2));
+    batch.histories = static_cast<int32_t>(histories);
+    batch.biases = static_cast<const int32_t*>(biases.untyped_data());
+    batch.masks = static_cast<const uint32_t*>(masks.untyped_data());
 
     const DataType dtype = model.type == megakernel::Type::kBFloat16 ? DataType::BF16 : DataType::F32;
     for (size_t layer = 0; layer < layers; ++layer) {

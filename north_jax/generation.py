@@ -19,6 +19,7 @@ from .decoding import (
     SlotSampler,
     TokenHistory,
     TokenRecord,
+    check_draws,
     finish_of,
     make_decoder,
 )
@@ -98,7 +99,7 @@ def generate_with_logprobs(
     sampler = SlotSampler(1, config.vocab_size)
     history = TokenHistory(prompt)
     draw = Draw(len(prompt), sampling, history, grammar)
-    sampler.check({0: draw})
+    check_draws({0: draw}, config.vocab_size)
     context = PAGE_SIZE * max(_LEAST_PAGES, 1 << (pages_for(total) - 1).bit_length())  # few shapes to compile
     pages = {"full_pages": pages_for(context), "sliding_pages": ring_entries(config, context, CHUNK)}
     rows = PagedRows(config, rows=1, max_context=context, max_chunk=CHUNK, **pages)

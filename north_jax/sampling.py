@@ -9,6 +9,7 @@ row's tokens depend on its own seed, position and logits alone.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from .layers import Array
 DRAW_BLOCK = 512  # tokens drawn from in the second step of a draw
 MAX_BIASES = 300  # tokens of one request's logit_bias, as many as OpenAI takes
 MAX_LOGPROBS = 20  # alternatives reported for one token, likewise
+_GROUPS = 32  # of a sum in a fixed order: lanes of a warp
 _COLDEST, _HOTTEST = 1e-30, 1e30  # beyond them a draw is as greedy or flat, but 1 / temperature may leave float32
 
 
@@ -143,18 +145,51 @@ def _draw(logits: Array, batch: SamplingBatch, positions: Array) -> Array:
     # A float32 uniform has 2^23 values, too few to tell 2^18 tokens apart evenly: two of them choose in two steps.
     blocks = jnp.pad(weights, ((0, 0), (0, -weights.shape[-1] % DRAW_BLOCK)))
     blocks = blocks.reshape(len(weights), -1, DRAW_BLOCK)
-    block = _pick(jnp.sum(blocks, axis=-1), uniform[:, 0])  # [S]
+    block = _pick(_block_sums(blocks), uniform[:, 0])  # [S]
     within = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]  # [S, DRAW_BLOCK]
     return block * DRAW_BLOCK + _pick(within, uniform[:, 1])
 
 
+def _block_sums(blocks: Array) -> Array:
+    """Sums of blocks [S, n, DRAW_BLOCK] in the order of all implementations: [S, n].
+
+    As a warp adds them: entry i belongs to lane i mod 32, each lane adds its entries in order, and then halves of the
+    lanes are added.
+    """
+    lanes = blocks.reshape(*blocks.shape[:2], -1, _GROUPS)
+    sums = functools.reduce(jnp.add, (lanes[:, :, i] for i in range(lanes.shape[2])))
+    half = _GROUPS // 2
+    while half:
+        sums, half = sums[..., :half] + sums[..., half : 2 * half], half // 2
+    return sums[..., 0]
+
+
+def _running_sums(weights: Array) -> Array:
+    """Running sums over the last axis of weights [S, n], likewise in a fixed order: [S, n].
+
+    The entries are cut into 32 groups that follow each other. Each adds its own in order, and the sum of those before
+    it, which were added in order too. So the sums never fall, and the last is the total.
+    """
+    rows, n = weights.shape
+    each = -(-n // _GROUPS)
+    groups = jnp.pad(weights, ((0, 0), (0, _GROUPS * each - n))).reshape(rows, _GROUPS, each)
+
+    def add(total: Array, one: Array) -> tuple[Array, Array]:
+        total = total + one
+        return total, total
+
+    zero = jnp.zeros((rows, _GROUPS), weights.dtype)
+    ends, running = jax.lax.scan(add, zero, jnp.moveaxis(groups, 2, 0), unroll=min(each, 64))
+    _, after = jax.lax.scan(add, zero[:, 0], jnp.moveaxis(ends, 1, 0), unroll=True)
+    before = jnp.concatenate([zero[:, :1], jnp.moveaxis(after, 0, 1)[:, :-1]], axis=1)
+    return (before[:, :, None] + jnp.moveaxis(running, 0, 2)).reshape(rows, -1)[:, :n]
+
+
 def _pick(weights: Array, uniform: Array) -> Array:
     """The first entry of weights [S, n] at which their sum exceeds uniform [S] of the total: [S] int32."""
-    cumulative = jnp.cumsum(weights, axis=-1)
-    # A parallel sum is not quite monotonic: without the test of its own weight, an excluded entry could be first.
+    cumulative = _running_sums(weights)
     beyond = (cumulative > uniform[:, None] * cumulative[:, -1:]) & (weights > 0)
-    last = weights.shape[-1] - 1 - jnp.argmax(weights[:, ::-1] > 0, axis=-1)  # where rounding leads past the end
-    return jnp.where(jnp.any(beyond, axis=-1), jnp.argmax(beyond, axis=-1), last).astype(jnp.int32)
+    return jnp.argmax(beyond, axis=-1).astype(jnp.int32)  # uniform is below 1, so there is one
 
 
 def _filter(weights: Array, batch: SamplingBatch) -> Array:

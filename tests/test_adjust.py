@@ -199,7 +199,7 @@ def test_plain_rows_pay_nothing():
     """No table of counts is made, and no logit is touched, for rows that ask nothing."""
     sampler = SlotSampler(2, VOCABULARY)
     sampler.draw(jnp.zeros((2, VOCABULARY)), {0: Draw(0, SamplingParams(), TokenHistory([1]))})
-    assert sampler._counts is None
+    assert sampler._counts._table is None
     logits = jnp.zeros((2, VOCABULARY))
     assert adjust(logits) is logits
     assert Bias.of([SamplingParams()] * 2, VOCABULARY) is None

@@ -7,7 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from north_jax.sampling import SamplingBatch, SamplingParams, _pick, sample
+from north_jax.sampling import (
+    DRAW_BLOCK,
+    SamplingBatch,
+    SamplingParams,
+    _block_sums,
+    _pick,
+    _running_sums,
+    sample,
+)
 
 VOCABULARY = 12
 DRAWS = 20_000
@@ -121,17 +129,55 @@ def test_a_large_flat_vocabulary():
     assert (draw(one, batch, jnp.arange(rows)) == vocabulary - 1).all()
 
 
+def running_sums(weights):
+    """The order of additions that csrc/reference/operations/draw.cc and csrc/megakernel/operations/draw.cuh follow."""
+    each = -(-len(weights) // 32)
+    sums, before = np.zeros(len(weights), np.float32), np.float32(0)
+    for first in range(0, len(weights), each):
+        total = np.float32(0)
+        for i in range(first, min(first + each, len(weights))):
+            total += weights[i]
+            sums[i] = before + total
+        before += total
+    return sums
+
+
+def block_sum(weights):
+    """Likewise of a block."""
+    lanes = np.zeros(32, np.float32)
+    for i, weight in enumerate(weights):
+        lanes[i % 32] += weight
+    while len(lanes) > 1:
+        lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
+    return lanes[0]
+
+
+@pytest.mark.parametrize("n", [1, 31, 100, 512, 2000])
+def test_sums_are_added_in_the_order_of_all_implementations(n):
+    """Bit for bit; other orders round otherwise, so the comparison can fail."""
+    weights = np.exp(np.random.default_rng(n).normal(0, 4, n)).astype(np.float32)
+    expected = running_sums(weights)
+    np.testing.assert_array_equal(jax.jit(_running_sums)(weights[None])[0], expected)
+    blocks = np.pad(weights, (0, -n % DRAW_BLOCK)).reshape(1, -1, DRAW_BLOCK)
+    of_blocks = [block_sum(block) for block in blocks[0]]
+    np.testing.assert_array_equal(jax.jit(_block_sums)(blocks)[0], of_blocks)
+    assert (np.diff(expected) >= 0).all()
+    if n >= 512:
+        assert (expected != np.cumsum(weights, dtype=np.float32)).any()
+        assert of_blocks[0] != np.cumsum(blocks[0, 0], dtype=np.float32)[-1]
+
+
 def test_rounding_of_the_running_sum_never_picks_an_excluded_token():
-    """A parallel sum wavers by a last bit where nothing is added; every number at which it does is tried."""
+    """Numbers around every sum at which it steps, and between."""
     rng = np.random.default_rng(0)
-    weights = np.zeros(2**17, np.float32)
-    weights[rng.choice(2**17, 50, replace=False)] = rng.random(50)
-    sums = np.unique(np.asarray(jnp.cumsum(jnp.asarray(weights)[None], axis=-1)))
+    weights = np.zeros(2**13, np.float32)
+    weights[rng.choice(2**13, 50, replace=False)] = rng.random(50)
+    sums = np.unique(running_sums(weights))
     numbers = np.concatenate([np.nextafter(u, d) for u in [sums / sums[-1]] for d in (np.float32(0), u, np.float32(1))])
     numbers = numbers[numbers < 1]
-    picked = jax.lax.map(lambda u: _pick(jnp.asarray(weights)[None], u[None])[0], jnp.asarray(numbers))
-    assert len(sums) > 51  # it does waver
-    assert (weights[np.asarray(picked)] > 0).all()
+    picked = np.asarray(jax.vmap(_pick, in_axes=(None, 0))(jnp.asarray(weights)[None], jnp.asarray(numbers)[:, None]))
+    assert (weights[picked] > 0).all()
+    assert len(np.unique(picked)) == 50
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e-36, 1e-300, 1e300])

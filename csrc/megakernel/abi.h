@@ -7,13 +7,20 @@
 namespace north_jax::megakernel {
 
 inline constexpr int32_t kDescriptorFields = 32;
-inline constexpr int32_t kRowFields = 32;
+inline constexpr int32_t kRowFields = 80;
 inline constexpr int32_t kStopTokens = 8;
 inline constexpr int32_t kMaxRows = 32;
 inline constexpr int32_t kMaxSplits = 32;
 inline constexpr int32_t kMaxTopK = 16;
 inline constexpr int32_t kPageTokens = 64;
 inline constexpr int32_t kSampleBlock = 512;
+inline constexpr int32_t kMaxBiases = 300;
+inline constexpr int32_t kMaxLogprobs = 20;
+inline constexpr int32_t kPromptSeen = 1073741824;
+inline constexpr int32_t kPasses = 6;
+inline constexpr int32_t kPassBits = 10;
+inline constexpr int32_t kSearchWords = 8;
+inline constexpr int32_t kMassWords = 8;
 
 enum Lane : int32_t {
     LANE_MATRIX = 0,
@@ -42,7 +49,7 @@ enum Opcode : int32_t {
     MOE_DOWN_DRAIN = 17,
     MOE_COMBINE = 18,
     LM_HEAD = 19,
-    SAMPLE_CUTOFF = 20,
+    SAMPLE_HISTOGRAM = 20,
     SAMPLE_MASS = 21,
     SAMPLE_DRAW = 22,
     END_STEP = 23,
@@ -106,7 +113,7 @@ enum Buffer : int32_t {
     BUFFER_EXPERT_OUT = 17,
     BUFFER_LOGITS = 18,
     BUFFER_RANGE_BEST = 19,
-    BUFFER_CUTOFF = 20,
+    BUFFER_SEARCH = 20,
     BUFFER_MASS = 21,
 };
 inline constexpr int32_t kBufferCount = 22;
@@ -135,9 +142,19 @@ enum Row : int32_t {
     ROW_MIN_P = 8,
     ROW_SEED_HIGH = 9,
     ROW_SEED_LOW = 10,
+    ROW_PRESENCE = 11,
+    ROW_FREQUENCY = 12,
+    ROW_REPETITION = 13,
+    ROW_HISTORY = 14,
+    ROW_LOGPROBS = 15,
     ROW_STOP = 16,
+    ROW_BIAS_COUNT = 24,
+    ROW_MASKED = 25,
+    ROW_LOGPROB = 32,
+    ROW_TOP_TOKEN = 33,
+    ROW_TOP_LOGPROB = 53,
 };
-inline constexpr int32_t kRowCount = 17;
+inline constexpr int32_t kRowCount = 54;
 
 enum Finish : int32_t {
     FINISH_NONE = 0,
@@ -153,34 +170,35 @@ struct Operation {
     Lane lane;
     bool routed;
     bool claims;
+    bool optional;
     uint32_t fields;  // bit f: field f is read
 };
 
 inline constexpr Operation kOperations[kOpcodeCount] = {
-    {"no operation", LANE_MATRIX, false, false, 0u},
-    {"EMBED", LANE_LOADER, false, false, 0x60004066u},
-    {"ADD_RMSNORM", LANE_LOADER, false, false, 0x6700fc66u},
-    {"QKV_PROJ", LANE_MATRIX, false, false, 0x6707487eu},
-    {"ROUTER_GEMM", LANE_MATRIX, false, false, 0x6700487eu},
-    {"ATTN_DECODE", LANE_MATRIX, false, false, 0x781bc862u},
-    {"ATTN_DRAIN", LANE_MATRIX, false, true, 0x789bc862u},
-    {"ATTN_COMBINE", LANE_SIDE, false, false, 0x6702587au},
-    {"O_PROJ", LANE_MATRIX, false, false, 0x78004ffeu},
-    {"FFN_UPGATE_ACT", LANE_MATRIX, false, false, 0x6700487eu},
-    {"FFN_DOWN", LANE_MATRIX, false, false, 0x78004bfeu},
-    {"ROUTER_TOPK", LANE_SIDE, false, false, 0x67004862u},
-    {"ROUTE_FINALIZE", LANE_SIDE, false, false, 0x67004862u},
-    {"MOE_GATHER", LANE_SIDE, false, false, 0x6700587au},
-    {"MOE_UPGATE_ACT", LANE_MATRIX, true, false, 0x67785876u},
-    {"MOE_DOWN", LANE_MATRIX, true, false, 0x7f00587eu},
-    {"MOE_UPGATE_ACT_DRAIN", LANE_MATRIX, true, true, 0x67985876u},
-    {"MOE_DOWN_DRAIN", LANE_MATRIX, true, true, 0x7f805876u},
-    {"MOE_COMBINE", LANE_SIDE, false, false, 0x6700787au},
-    {"LM_HEAD", LANE_MATRIX, false, false, 0x6718c87eu},
-    {"SAMPLE_CUTOFF", LANE_SIDE, false, false, 0x67105862u},
-    {"SAMPLE_MASS", LANE_SIDE, false, false, 0x6700587au},
-    {"SAMPLE_DRAW", LANE_SIDE, false, false, 0x67003862u},
-    {"END_STEP", LANE_SIDE, false, false, 0x07800010u},
+    {"no operation", LANE_MATRIX, false, false, false, 0u},
+    {"EMBED", LANE_LOADER, false, false, false, 0x60004066u},
+    {"ADD_RMSNORM", LANE_LOADER, false, false, false, 0x6700fc66u},
+    {"QKV_PROJ", LANE_MATRIX, false, false, false, 0x6707487eu},
+    {"ROUTER_GEMM", LANE_MATRIX, false, false, false, 0x6700487eu},
+    {"ATTN_DECODE", LANE_MATRIX, false, false, false, 0x781bc862u},
+    {"ATTN_DRAIN", LANE_MATRIX, false, true, false, 0x789bc862u},
+    {"ATTN_COMBINE", LANE_SIDE, false, false, false, 0x6702587au},
+    {"O_PROJ", LANE_MATRIX, false, false, false, 0x78004ffeu},
+    {"FFN_UPGATE_ACT", LANE_MATRIX, false, false, false, 0x6700487eu},
+    {"FFN_DOWN", LANE_MATRIX, false, false, false, 0x78004bfeu},
+    {"ROUTER_TOPK", LANE_SIDE, false, false, false, 0x67004862u},
+    {"ROUTE_FINALIZE", LANE_SIDE, false, false, false, 0x67004862u},
+    {"MOE_GATHER", LANE_SIDE, false, false, false, 0x6700587au},
+    {"MOE_UPGATE_ACT", LANE_MATRIX, true, false, false, 0x67785876u},
+    {"MOE_DOWN", LANE_MATRIX, true, false, false, 0x7f00587eu},
+    {"MOE_UPGATE_ACT_DRAIN", LANE_MATRIX, true, true, false, 0x67985876u},
+    {"MOE_DOWN_DRAIN", LANE_MATRIX, true, true, false, 0x7f805876u},
+    {"MOE_COMBINE", LANE_SIDE, false, false, false, 0x6700787au},
+    {"LM_HEAD", LANE_MATRIX, false, false, false, 0x6718c87eu},
+    {"SAMPLE_HISTOGRAM", LANE_SIDE, false, false, true, 0x67185c7au},
+    {"SAMPLE_MASS", LANE_SIDE, false, false, true, 0x6710787au},
+    {"SAMPLE_DRAW", LANE_SIDE, false, false, false, 0x67107862u},
+    {"END_STEP", LANE_SIDE, false, false, false, 0x07800010u},
 };
 
 inline constexpr const char* kFieldNames[kFieldCount] = {
@@ -239,7 +257,7 @@ inline constexpr const char* kBufferNames[kBufferCount] = {
     "EXPERT_OUT",
     "LOGITS",
     "RANGE_BEST",
-    "CUTOFF",
+    "SEARCH",
     "MASS",
 };
 

@@ -17,8 +17,12 @@ struct TokenEntry {
     uint32_t quantum;  // number of the quantum that wrote it
     int32_t step;      // of the quantum, from 0
     int32_t slot;
-    int32_t token;   // -1 where finish is CANCELLED or ERROR
-    int32_t finish;  // a Finish
+    int32_t token;         // -1 where finish is CANCELLED or ERROR
+    int32_t finish;        // a Finish
+    int32_t alternatives;  // how many of what follows are there, as in a row's parameters; -1: no log-probability
+    float logprob;
+    int32_t top_token[kMaxLogprobs];
+    float top_logprob[kMaxLogprobs];
 };
 
 struct Channel {

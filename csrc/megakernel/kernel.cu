@@ -4,7 +4,9 @@
 // teams meet at counters only.
 #include "csrc/megakernel/launch.h"
 #include "csrc/megakernel/operations/attention.cuh"
+#include "csrc/megakernel/operations/draw.cuh"
 #include "csrc/megakernel/operations/experts.cuh"
+#include "csrc/megakernel/operations/head.cuh"
 #include "csrc/megakernel/operations/norm.cuh"
 #include "csrc/megakernel/operations/sample.cuh"
 #include "csrc/megakernel/operations/step.cuh"
@@ -90,8 +92,8 @@ __device__ bool run_side(const Context& c, const Team& team, Shared* s) {
             return moe_gather<T>(c, team);
         case MOE_COMBINE:
             return moe_combine(c, team);
-        case SAMPLE_CUTOFF:
-            return sample_cutoff(c, team, &s->side.sample);
+        case SAMPLE_HISTOGRAM:
+            return sample_histogram(c, team, &s->side.sample);
         case SAMPLE_MASS:
             return sample_mass(c, team);
         case SAMPLE_DRAW:
@@ -156,6 +158,7 @@ const char* unsupported(const Geometry& g, int32_t batch) {
     if (g.top_k > kMaxTopK) return "more than 16 experts a token";
     if (g.head_dim > kMaxHeadDim) return "a head of more than 256 values";
     if (batch > kMaxRows) return "more than 32 rows";
+    if (g.vocabulary > kMostBlocks * kSampleBlock) return "more than 2^19 tokens";
     return "";
 }
 

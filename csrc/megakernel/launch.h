@@ -57,6 +57,9 @@ struct DeviceBatch {
     int32_t full_entries;
     int32_t sliding_entries;
     std::byte* workspace;
+    int32_t* counts;
+    const int32_t* biases;
+    const uint32_t* masks;
     Pool pools[kMaxLayers];
 };
 

@@ -86,6 +86,10 @@ struct Batch {
     int32_t sliding_entries;
     std::vector<Pool> pools;  // one a layer
     std::byte* workspace;
+    int32_t* counts = nullptr;  // [histories, V]: how often each token was said, see adjust.count
+    int32_t histories = 0;
+    const int32_t* biases = nullptr;  // [B, kMaxBiases, 2]: token, bits of what is added to its logit
+    const uint32_t* masks = nullptr;  // [B, ceil(V / 32)]: bit i % 32 of word i / 32 allows token i
 };
 
 }  // namespace north_jax::megakernel

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "csrc/megakernel/sampling.h"
 #include "csrc/reference/report.h"
 #include "csrc/reference/text.h"
 
@@ -21,6 +22,8 @@ Context::Context(const Model& model, const TaskLists& lists, const Batch& batch,
       claims_(lists.queue_names.size()),
       completed_(lists.tasks.size() / kDescriptorFields),
       decided_(any_live() ? 0 : -1) {
+    const BufferPlace& search = lists.buffers[BUFFER_SEARCH];
+    std::memset(batch.workspace + search.offset, 0, search.plane_bytes);
     poison();
 }
 
@@ -34,6 +37,15 @@ std::vector<int32_t> Context::live_rows(const Task& task) const {
         if (live(task[FIELD_BATCH_BEGIN] + i)) rows.push_back(task[FIELD_BATCH_BEGIN] + i);
     }
     return rows;
+}
+
+bool Context::is_asked_for(const Task& task) const {
+    if (!task.operation().optional) return true;
+    for (int32_t i = 0; i < task[FIELD_BATCH_COUNT]; ++i) {
+        const RowSampling row{batch.rows + int64_t{task[FIELD_BATCH_BEGIN] + i} * kRowFields, geometry.vocabulary};
+        if (task[FIELD_OPCODE] == SAMPLE_MASS ? row.in_mass() : row.in_pass(task[FIELD_SPLIT])) return true;
+    }
+    return false;
 }
 
 void Context::arrive(const Task& task, int32_t counter, int64_t count) {
@@ -63,9 +75,17 @@ bool Context::any_live() const {
 
 void Context::poison() const {
     // What is read before it is written shows: NaN as either type of weights, and as int32 a number far below 0.
-    std::memset(batch.workspace, 0xFF, lists.workspace_bytes);
+    // Of SEARCH, the states of the ranges alone: its histograms begin with what SAMPLE_DRAW left.
+    const BufferPlace& search = lists.buffers[BUFFER_SEARCH];
+    const int64_t after = search.offset + search.plane_bytes, of_row = search.plane_bytes / lists.batch;
+    const int64_t histograms = int64_t{kPasses} * kBins * sizeof(uint64_t);
+    std::memset(batch.workspace, 0xFF, search.offset);
+    std::memset(batch.workspace + after, 0xFF, lists.workspace_bytes - after);
+    for (int64_t row = search.offset; row < after; row += of_row) {
+        std::memset(batch.workspace + row + histograms, 0xFF, of_row - histograms);
+    }
     const uint32_t pattern = 0xFFA5FFA5;
-    for (const Buffer name : {BUFFER_TOPK, BUFFER_ROUTES, BUFFER_RANGE_BEST, BUFFER_CUTOFF}) {
+    for (const Buffer name : {BUFFER_TOPK, BUFFER_ROUTES, BUFFER_RANGE_BEST}) {
         const BufferPlace& place = lists.buffers[name];
         for (int64_t i = 0; i < place.planes * place.plane_bytes; i += sizeof(pattern)) {
             std::memcpy(batch.workspace + place.offset + i, &pattern, sizeof(pattern));
@@ -97,7 +117,16 @@ bool Context::publish(int32_t step, int32_t row, int32_t token, Finish finish) {
     const std::lock_guard lock(ring_);
     const uint64_t written = channel_.written;  // the host never writes it
     if (written - std::atomic_ref(channel_.read).load(std::memory_order_acquire) >= kRingEntries) return false;
-    channel_.ring[written % kRingEntries] = {quantum_, step, parameter(row, ROW_SLOT), token, finish};
+    TokenEntry& entry = channel_.ring[written % kRingEntries];
+    entry = {quantum_, step, parameter(row, ROW_SLOT), token, finish, -1, 0, {}, {}};
+    if (token >= 0 && parameter(row, ROW_LOGPROBS) > 0) {
+        entry.alternatives = parameter(row, ROW_LOGPROBS) - 1;
+        entry.logprob = float_of(parameter(row, ROW_LOGPROB));
+        for (int32_t i = 0; i < entry.alternatives; ++i) {
+            entry.top_token[i] = parameter(row, static_cast<Row>(ROW_TOP_TOKEN + i));
+            entry.top_logprob[i] = float_of(parameter(row, static_cast<Row>(ROW_TOP_LOGPROB + i)));
+        }
+    }
     std::atomic_ref(channel_.written).store(written + 1, std::memory_order_release);
     return true;
 }

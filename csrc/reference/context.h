@@ -74,6 +74,9 @@ class Context {
     // The task's rows of the batch that are not idle.
     std::vector<int32_t> live_rows(const Task& task) const;
 
+    // Whether any row's parameters ask for the task; always for one that is not optional.
+    bool is_asked_for(const Task& task) const;
+
     void arrive(const Task& task, int32_t counter, int64_t count);
     void arrive(const Task& task) { arrive(task, task[FIELD_ARRIVE], task[FIELD_ARRIVE_COUNT]); }
 
@@ -81,8 +84,8 @@ class Context {
         return static_cast<int32_t>(claims_[task[FIELD_QUEUE]].fetch_add(1, std::memory_order_relaxed));
     }
 
-    // A task begins its last turn of this step: before its last arrival, behind which END_STEP may look. Orders nothing:
-    // END_STEP must wait by counters.
+    // A task begins its last turn of this step: before its last arrival, behind which END_STEP may look. Orders
+    // nothing: END_STEP must wait by counters.
     void complete(const Task& task) { completed_[task.number].store(task.step + 1, std::memory_order_relaxed); }
     bool is_complete(int32_t task, int32_t step) const {
         return completed_[task].load(std::memory_order_relaxed) > step;

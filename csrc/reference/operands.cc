@@ -51,12 +51,12 @@ Operands operands_of(int32_t opcode) {
             return {bit(BUFFER_EXPERT_OUT), bit(BUFFER_TOPK), bit(BUFFER_ROUTES), bit(BUFFER_MLP_OUT), kNone};
         case LM_HEAD:
             return {kHidden, kNone, kNone, bit(BUFFER_LOGITS), bit(BUFFER_RANGE_BEST)};
-        case SAMPLE_CUTOFF:
-            return {bit(BUFFER_LOGITS), bit(BUFFER_RANGE_BEST), kNone, bit(BUFFER_CUTOFF), kNone};
+        case SAMPLE_HISTOGRAM:
+            return {bit(BUFFER_LOGITS), bit(BUFFER_RANGE_BEST), kNone, bit(BUFFER_SEARCH), kNone};
         case SAMPLE_MASS:
-            return {bit(BUFFER_LOGITS), bit(BUFFER_CUTOFF), kNone, bit(BUFFER_MASS), kNone};
+            return {bit(BUFFER_LOGITS), bit(BUFFER_RANGE_BEST), bit(BUFFER_SEARCH), bit(BUFFER_MASS), kNone};
         case SAMPLE_DRAW:
-            return {bit(BUFFER_LOGITS), bit(BUFFER_CUTOFF), bit(BUFFER_MASS), kNone, kNone};
+            return {bit(BUFFER_LOGITS), bit(BUFFER_RANGE_BEST), bit(BUFFER_MASS), bit(BUFFER_SEARCH), kNone};
         default:
             return {kNone, kNone, kNone, kNone, kNone};
     }

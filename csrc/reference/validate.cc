@@ -4,6 +4,7 @@
 
 #include "csrc/megakernel/division.h"
 #include "csrc/megakernel/routing.h"
+#include "csrc/megakernel/sampling.h"
 #include "csrc/reference/report.h"
 #include "csrc/reference/text.h"
 #include "csrc/reference/validate_task.h"
@@ -81,6 +82,24 @@ std::string check_lists(const Model& model, const TaskLists& lists) {
     return ends == 1 ? "" : text(ends, " END_STEP tasks, expected one");
 }
 
+// What the row's sampling names beside its own parameters.
+std::string check_sampling(const Model& model, const Batch& batch, int32_t row) {
+    const int32_t* parameters = batch.rows + int64_t{row} * kRowFields;
+    const auto at_most = [&](const char* name, Row which, int32_t most) -> std::string {
+        if (parameters[which] >= 0 && parameters[which] <= most) return "";
+        return text(name, " ", parameters[which], ", expected 0 to ", most);
+    };
+    std::string wrong = at_most("HISTORY", ROW_HISTORY, batch.histories);
+    if (wrong.empty()) wrong = at_most("LOGPROBS", ROW_LOGPROBS, 1 + kMaxLogprobs);
+    if (wrong.empty()) wrong = at_most("BIAS_COUNT", ROW_BIAS_COUNT, batch.biases ? kMaxBiases : 0);
+    if (wrong.empty()) wrong = at_most("MASKED", ROW_MASKED, batch.masks ? 1 : 0);
+    for (int32_t i = 0; wrong.empty() && i < parameters[ROW_BIAS_COUNT]; ++i) {
+        const int32_t token = batch.biases[(int64_t{row} * kMaxBiases + i) * 2];
+        if (token < 0 || token >= model.geometry.vocabulary) wrong = text("a bias of token ", token);
+    }
+    return wrong;
+}
+
 std::string check_batch(const Model& model, const TaskLists& lists, const Batch& batch, int32_t steps) {
     if (steps < 1) return text(steps, " steps, expected at least one");
     if (batch.full_entries < 0 || batch.sliding_entries < 0) return "a page table of negative size";
@@ -88,6 +107,11 @@ std::string check_batch(const Model& model, const TaskLists& lists, const Batch&
         const int32_t position = batch.rows[row * kRowFields + ROW_POSITION];
         if (!is_live(batch.rows, row) || (position >= 0 && int64_t{position} + steps <= kMaxPosition)) continue;
         return text("row ", row, " has POSITION ", position, ", expected 0 to ", kMaxPosition, " at the end");
+    }
+    for (int32_t row = 0; row < lists.batch; ++row) {
+        if (!is_live(batch.rows, row)) continue;
+        const std::string wrong = check_sampling(model, batch, row);
+        if (!wrong.empty()) return text("row ", row, " has ", wrong);
     }
     const auto pools = static_cast<int32_t>(batch.pools.size());
     return pools == model.geometry.layers ? "" : text(pools, " pools for ", model.geometry.layers, " layers");
@@ -120,6 +144,11 @@ CounterRange arrivals_of(const Geometry& g, const int32_t* fields) {
         default:
             return {first, 1, false};
     }
+}
+
+int32_t ranges_of(const TaskLists& lists) {
+    const int64_t range = lists.batch * kMaxLogprobs * 2 * int64_t{sizeof(int32_t)};
+    return static_cast<int32_t>(lists.buffers[BUFFER_RANGE_BEST].plane_bytes / range);
 }
 
 int64_t plane_bytes_of(const Model& model, const TaskLists& lists, int32_t buffer) {
@@ -161,13 +190,13 @@ int64_t plane_bytes_of(const Model& model, const TaskLists& lists, int32_t buffe
         case BUFFER_LOGITS:
             return b * g.vocabulary * word;
         case BUFFER_RANGE_BEST: {  // as many ranges as the layout has
-            const int64_t range = b * 2 * word;
+            const int64_t range = b * kMaxLogprobs * 2 * word;
             return std::max<int64_t>(1, lists.buffers[buffer].plane_bytes / range) * range;
         }
-        case BUFFER_CUTOFF:
-            return b * 4 * word;
+        case BUFFER_SEARCH:
+            return b * SearchBuffer::kBytes;
         case BUFFER_MASS:
-            return b * ceil_div(g.vocabulary, kSampleBlock) * word;
+            return b * ceil_div(g.vocabulary, kSampleBlock) * kMassWords * word;
         default:
             return 0;
     }

@@ -20,6 +20,9 @@ struct CounterRange {
 };
 CounterRange arrivals_of(const Geometry& geometry, const int32_t* fields);
 
+// Ranges of the vocabulary in RANGE_BEST.
+int32_t ranges_of(const TaskLists& lists);
+
 // Bytes of one plane of a buffer; 0 for a model that has none.
 int64_t plane_bytes_of(const Model& model, const TaskLists& lists, int32_t buffer);
 

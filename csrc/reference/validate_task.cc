@@ -72,13 +72,17 @@ class TaskCheck {
                 break;
             case LM_HEAD:
                 rows(g_.vocabulary, 0);
-                ranges(FIELD_OUTPUT_2);
+                ranges();
                 break;
-            case SAMPLE_CUTOFF:
-                ranges(FIELD_INPUT_2);
-                break;
+            case SAMPLE_HISTOGRAM:
+                expect(FIELD_SPLIT, 0, kPasses - 1, "a pass");
+                [[fallthrough]];
             case SAMPLE_MASS:
                 blocks();
+                ranges();
+                break;
+            case SAMPLE_DRAW:
+                ranges();
                 break;
             case END_STEP:
                 span(FIELD_QUEUE, at(FIELD_ROW_COUNT), static_cast<int64_t>(lists_.queue_names.size()), "queues");
@@ -262,13 +266,13 @@ class TaskCheck {
     }
 
     // DEALERS are the ranges of the vocabulary in RANGE_BEST.
-    void ranges(Field field) const {
-        const int64_t found = lists_.buffers[at(field)].plane_bytes / (lists_.batch * 2 * int64_t{sizeof(int32_t)});
+    void ranges() const {
+        const int64_t found = ranges_of(lists_);
         expect(FIELD_DEALERS, found, found, "the ranges of RANGE_BEST");
     }
 
     void blocks() const {
-        rows(g_.vocabulary);
+        rows(g_.vocabulary, 0);
         const int64_t end = at(FIELD_ROW_BEGIN) + at(FIELD_ROW_COUNT);
         if (at(FIELD_ROW_BEGIN) % kSampleBlock) refuse(FIELD_ROW_BEGIN, text("a multiple of ", kSampleBlock));
         if (end % kSampleBlock && end != g_.vocabulary) refuse(FIELD_ROW_COUNT, "whole blocks of the vocabulary");

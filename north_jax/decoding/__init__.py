@@ -2,9 +2,12 @@
 
 from .backends import Backend as Backend
 from .backends import make_decoder as make_decoder
+from .history_counts import HistoryCounts as HistoryCounts
 from .slot_sampler import Draw as Draw
 from .slot_sampler import Drawn as Drawn
 from .slot_sampler import SlotSampler as SlotSampler
+from .slot_sampler import check_draws as check_draws
+from .slot_sampler import draw_of as draw_of
 from .types import BackendError as BackendError
 from .types import Decoder as Decoder
 from .types import DecodeRow as DecodeRow

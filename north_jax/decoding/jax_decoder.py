@@ -13,7 +13,7 @@ from ..config import Config
 from ..inference import decode_step
 from ..kv_cache import KVCache, PageTables
 from ..layers import Params
-from .slot_sampler import Draw, Drawn, SlotSampler
+from .slot_sampler import Drawn, SlotSampler, check_draws, draw_of
 from .types import DecodeRow, Deliver, Finish, TokenRecord, finish_of
 
 
@@ -54,7 +54,7 @@ class JaxDecoder:
             raise ValueError(
                 f"rows of slots {[row.slot for row in rows]}: expected different ones below {self.max_rows}"
             )
-        self._sampler.check({row.slot: _draw_of(row) for row in rows})
+        check_draws({row.slot: draw_of(row) for row in rows}, self._config.vocab_size)
         live = list(rows)
         for _ in range(steps):
             if not live:
@@ -84,11 +84,7 @@ class JaxDecoder:
         for row in rows:
             tokens[row.slot], starts[row.slot], active[row.slot] = row.token, row.position, True
         cache, logits = self._compiled(self._params, cache, tables, tokens, starts, active)
-        return cache, self._sampler.draw(logits, {row.slot: _draw_of(row) for row in rows})
-
-
-def _draw_of(row: DecodeRow) -> Draw:
-    return Draw(row.position + 1, row.sampling, row.history, row.grammar)
+        return cache, self._sampler.draw(logits, {row.slot: draw_of(row) for row in rows})
 
 
 def _advance(live: Sequence[DecodeRow], drawn: Mapping[int, Drawn]) -> tuple[list[TokenRecord], list[DecodeRow]]:

@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..adjust import Bias, Penalties, adjust, count, mask_words
+from ..adjust import Bias, Penalties, adjust, mask_words
 from ..layers import Array
 from ..logprobs import Logprobs, TopLogprobs, top_logprobs
 from ..sampling import SamplingBatch, SamplingParams, sample
-from .types import Grammar, TokenHistory
+from .history_counts import HistoryCounts
+from .types import DecodeRow, Grammar, TokenHistory
 
 _GREEDY = SamplingParams(temperature=0)  # of an idle slot: the cheapest draw
 
@@ -32,6 +33,21 @@ class Draw:
     sampling: SamplingParams
     history: TokenHistory | None = None
     grammar: Grammar | None = None
+
+
+def draw_of(row: DecodeRow) -> Draw:
+    """What a decode step asks for its row."""
+    return Draw(row.position + 1, row.sampling, row.history, row.grammar)
+
+
+def check_draws(draws: Mapping[int, Draw], vocabulary: int) -> None:
+    """Raises ValueError for a slot that penalises without a history, or has a bias outside the vocabulary."""
+    for slot, row in draws.items():
+        if row.sampling.penalises and row.history is None:
+            raise ValueError(f"slot {slot} has penalties and no history")
+        outside = [token for token, _ in row.sampling.logit_bias if token >= vocabulary]
+        if outside:
+            raise ValueError(f"slot {slot} biases token {outside[0]}, the vocabulary has {vocabulary}")
 
 
 class Drawn(NamedTuple):
@@ -47,23 +63,13 @@ class SlotSampler:
     def __init__(self, slots: int, vocabulary: int) -> None:
         self._slots = slots
         self._vocabulary = vocabulary
-        self._counts: Array | None = None  # [slots, V] int32 once a row penalises, see `adjust.count`
-        self._counted: dict[int, tuple[TokenHistory, int]] = {}  # by slot: what its counts hold, and of how many tokens
+        self._counts = HistoryCounts(slots, vocabulary)
         self._prepared: tuple[list[SamplingParams], SamplingBatch, Bias | None] | None = None  # the last call's rows
 
     def compile(self) -> None:
         """Compiles the plain draw ahead; other combinations compile when they are first used."""
         logits = jnp.zeros((self._slots, self._vocabulary), jnp.float32)
         self.draw(logits, {0: Draw(0, _GREEDY)})
-
-    def check(self, draws: Mapping[int, Draw]) -> None:
-        """Raises ValueError for a row that penalises without a history, or a bias outside the vocabulary."""
-        for slot, row in draws.items():
-            if row.sampling.penalises and row.history is None:
-                raise ValueError(f"slot {slot} has penalties and no history")
-            outside = [token for token, _ in row.sampling.logit_bias if token >= self._vocabulary]
-            if outside:
-                raise ValueError(f"slot {slot} biases token {outside[0]}, the vocabulary has {self._vocabulary}")
 
     def draw(self, logits: Array, draws: Mapping[int, Draw]) -> dict[int, Drawn]:
         """Draws a token for each of `draws`, and tells its history and grammar.
@@ -76,22 +82,23 @@ class SlotSampler:
           slot → what was drawn.
 
         Raises:
-          ValueError: as `check`.
+          ValueError: as `check_draws`.
         """
-        self.check(draws)
+        check_draws(draws, self._vocabulary)
         params = [draws[slot].sampling if slot in draws else _GREEDY for slot in range(self._slots)]
         batch, bias = self._prepare(params)
         positions = np.zeros(self._slots, np.int32)
         for slot, row in draws.items():
             positions[slot] = row.position
-        penalties = None
-        if any(one.penalises for one in params):
-            penalties = Penalties.of(params, self._count(draws))
+        histories = {
+            slot: row.history for slot, row in draws.items() if row.sampling.penalises and row.history is not None
+        }
+        penalties = Penalties.of(params, self._counts.take(histories)) if histories else None
         reports = any(one.logprobs is not None for one in params)
         tokens, top = _sample(logits, batch, positions, penalties, bias, self._mask(draws), reports=reports)
-        if self._counts is not None and penalties is not None:
-            counted = np.array([slot in draws and one.penalises for slot, one in enumerate(params)])
-            self._counts = _count_drawn(self._counts, tokens, counted)
+        if penalties is not None:
+            counted = np.array([slot in histories for slot in range(self._slots)])
+            self._counts.put(_count_drawn(penalties.counts, tokens, counted))
         return self._results(draws, np.asarray(tokens), None if top is None else tuple(map(np.asarray, top)))
 
     def _prepare(self, params: list[SamplingParams]) -> tuple[SamplingBatch, Bias | None]:
@@ -99,21 +106,6 @@ class SlotSampler:
         if self._prepared is None or self._prepared[0] != params:
             self._prepared = params, SamplingBatch.of(params), Bias.of(params, self._vocabulary)
         return self._prepared[1:]
-
-    def _count(self, draws: Mapping[int, Draw]) -> Array:
-        """The table of counts, in which the rows that penalise are up to date."""
-        if self._counts is None:
-            self._counts = jnp.zeros((self._slots, self._vocabulary), jnp.int32)
-        for slot, row in draws.items():
-            if not row.sampling.penalises:
-                continue
-            assert row.history is not None  # checked
-            now = (row.history, len(row.history.generated))
-            if slot not in self._counted or self._counted[slot][0] is not now[0] or self._counted[slot][1] != now[1]:
-                counts = count(row.history.prompt, row.history.generated, self._vocabulary)
-                self._counts = _set_row(self._counts, slot, counts)
-                self._counted[slot] = now
-        return self._counts
 
     def _mask(self, draws: Mapping[int, Draw]) -> np.ndarray | None:
         if all(row.grammar is None for row in draws.values()):
@@ -141,9 +133,7 @@ class SlotSampler:
 
     def _tell(self, slot: int, row: Draw, token: int) -> None:
         if row.history is not None:
-            row.history.generated.append(token)
-            if row.sampling.penalises:  # the device has counted it
-                self._counted[slot] = row.history, len(row.history.generated)
+            self._counts.drew(slot, row.history, token, counted=row.sampling.penalises)
         if row.grammar is not None:
             row.grammar.accept(token)
 
@@ -170,8 +160,3 @@ def _count_drawn(counts: Array, tokens: Array, counted: Array) -> Array:
     nowhere = counts.shape[1]
     columns = jnp.where(counted & (tokens >= 0), tokens, nowhere)
     return counts.at[jnp.arange(len(tokens)), columns].add(1, mode="drop")
-
-
-@partial(jax.jit, donate_argnums=0)
-def _set_row(counts: Array, slot: int, values: Array) -> Array:
-    return counts.at[slot].set(values)

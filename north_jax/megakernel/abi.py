@@ -15,17 +15,24 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-from .. import kv_cache, sampling
+from .. import adjust, kv_cache, sampling
 from ..decoding.types import Finish
 
 DESCRIPTOR_FIELDS = 32
-ROW_FIELDS = 32
+ROW_FIELDS = 80
 STOP_TOKENS = 8  # a row's stop tokens, -1 where there are fewer
 MAX_ROWS = 32  # of a batch
 MAX_SPLITS = 32  # of one row's attention
 MAX_TOP_K = 16  # experts of a token
 PAGE_TOKENS = kv_cache.PAGE_SIZE  # positions of a KV page
 SAMPLE_BLOCK = sampling.DRAW_BLOCK  # tokens of one entry of MASS
+MAX_BIASES = sampling.MAX_BIASES  # of a row
+MAX_LOGPROBS = sampling.MAX_LOGPROBS  # alternatives reported for a token
+PROMPT_SEEN = adjust.PROMPT_SEEN  # bit of an entry of COUNTS
+PASSES = 6  # of the search for what a row keeps: three for top-k, or top-p alone, and three for top-p after top-k
+PASS_BITS = 10  # of a weight that a pass looks at: three passes know all 30 of a float32 in [0, 1]
+SEARCH_WORDS = 8  # int32 of a state of the search, see csrc/megakernel/sampling.h
+MASS_WORDS = 8  # int32 of a block's entry of MASS
 
 
 class Lane(enum.IntEnum):
@@ -60,7 +67,7 @@ class Opcode(enum.IntEnum):
     MOE_DOWN_DRAIN = 17
     MOE_COMBINE = 18
     LM_HEAD = 19
-    SAMPLE_CUTOFF = 20
+    SAMPLE_HISTOGRAM = 20
     SAMPLE_MASS = 21
     SAMPLE_DRAW = 22
     END_STEP = 23
@@ -79,7 +86,8 @@ class Field(enum.IntEnum):
     K_BEGIN = 7  # first input column of a matrix product, and how many
     K_COUNT = 8
     K_SLICE = 9  # input columns that are waited for and staged together; divides K_COUNT
-    SPLIT = 10  # O_PROJ: the part of ATTENTION_OUT to write; ADD_RMSNORM: how many parts to add
+    # O_PROJ: the part of ATTENTION_OUT to write; ADD_RMSNORM: how many parts to add; SAMPLE_HISTOGRAM: the pass.
+    SPLIT = 10
     INPUT = 11  # buffers, by `Buffer`
     INPUT_2 = 12
     INPUT_3 = 13
@@ -127,13 +135,17 @@ class Buffer(enum.IntEnum):
     GATHERED = 16  # [B·k, D] T, by sorted assignment
     EXPERT_OUT = 17  # [B·k, D] float32, by sorted assignment
     LOGITS = 18  # [B, V] float32
-    RANGE_BEST = (
-        19  # [B, ranges, 2] int32: bits of the largest logit of a vocabulary range (NaN if it holds one), its token
-    )
-    CUTOFF = (
-        20  # [B, 4] int32: bits of the largest logit, its token, bits of the least weight kept, last token kept at it
-    )
-    MASS = 21  # [B, ceil(V / SAMPLE_BLOCK)] float32, kept weight of each block of tokens
+    # [B, ranges, MAX_LOGPROBS, 2] int32: bits of the largest logit of a vocabulary range (NaN if it holds one) and its
+    # token; in rows that report alternatives, the next ones behind it, −infinity where there are fewer.
+    RANGE_BEST = 19
+    # [B] rows of PASSES histograms [2^PASS_BITS] uint64, how many tokens, or how much fixed-point weight, have which
+    # digits of their weights, and of a state [PASSES, SEARCH_WORDS] int32, what was known before each pass. The
+    # histograms are zero when a step begins.
+    SEARCH = 20
+    # [B, ceil(V / SAMPLE_BLOCK), MASS_WORDS] int32, of a block of tokens: bits of two float32 sums of weights, of the
+    # tokens at or above the cut and of those above it; the number of those at it; in rows that report them, bits of the
+    # sum of exp(logit - largest); the cut: bits of the least weight that the row keeps, and how many tokens at it.
+    MASS = 21
 
 
 class Weight(enum.IntEnum):
@@ -150,7 +162,11 @@ class Weight(enum.IntEnum):
 
 
 class Row(enum.IntEnum):
-    """Index of each int32 of a row's parameters. A step writes TOKEN, POSITION, REMAINING and FINISH."""
+    """Index of each int32 of a row's parameters. A step writes TOKEN to FINISH and LOGPROB to TOP_LOGPROB.
+
+    Besides, a batch has COUNTS [histories, V] int32 (see adjust.count), of which a step updates the rows that are
+    named, BIASES [B, MAX_BIASES, 2] int32 (token, bits of the bias) and MASKS [B, ceil(V / 32)] uint32.
+    """
 
     TOKEN = 0  # the newest token, not yet in the cache
     POSITION = 1  # positions the row holds already
@@ -163,7 +179,17 @@ class Row(enum.IntEnum):
     MIN_P = 8
     SEED_HIGH = 9
     SEED_LOW = 10
+    PRESENCE = 11  # bits of the penalties, float32
+    FREQUENCY = 12
+    REPETITION = 13  # of a row with a HISTORY
+    HISTORY = 14  # 1 + the row of COUNTS that penalties look at; 0: none apply
+    LOGPROBS = 15  # 1 + alternatives to report; 0: no log-probabilities
     STOP = 16  # STOP_TOKENS tokens, -1 for none
+    BIAS_COUNT = 24  # entries of the row's BIASES
+    MASKED = 25  # 1: the row's MASKS apply
+    LOGPROB = 32  # bits of the drawn token's log-probability, in rows that report it
+    TOP_TOKEN = 33  # MAX_LOGPROBS tokens, the likeliest first; -1 where fewer are possible or asked for
+    TOP_LOGPROB = 53  # bits of their log-probabilities
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -174,6 +200,7 @@ class Operation:
     fields: frozenset[Field]
     routed: bool = False  # needs the router's choice before it can fetch weights: the producer does its WAIT
     claims: bool = False  # takes items from a queue
+    optional: bool = False  # arrives at once, without its wait, where no row's parameters ask for it
 
 
 F = Field
@@ -189,8 +216,10 @@ _ROUNDS = {F.ROUND_BEGIN, F.ROUND_END}
 _ATTEND = {F.POOL, F.WINDOW, F.INPUT, F.OUTPUT, F.OUTPUT_2} | _BATCH | _SLICES | _ARRIVE | _DEAL
 
 
-def _op(lane: Lane, *parts: set[Field], routed: bool = False, claims: bool = False) -> Operation:
-    return Operation(lane, frozenset().union(*parts), routed, claims)
+def _op(
+    lane: Lane, *parts: set[Field], routed: bool = False, claims: bool = False, optional: bool = False
+) -> Operation:
+    return Operation(lane, frozenset().union(*parts), routed, claims, optional)
 
 
 OPERATIONS: dict[Opcode, Operation] = {
@@ -271,15 +300,37 @@ OPERATIONS: dict[Opcode, Operation] = {
     # OUTPUT[row, columns ROW_BEGIN …] = sum over a row's experts in ascending order of weight · INPUT (EXPERT_OUT);
     # INPUT_2 = TOPK, INPUT_3 = ROUTES.
     Opcode.MOE_COMBINE: _op(Lane.SIDE, {F.INPUT, F.INPUT_2, F.INPUT_3, F.OUTPUT}, _BATCH, _ROWS, _WAIT, _ARRIVE),
-    # OUTPUT[:, rows] = logit_scale · INPUT · WEIGHT[rows]ᵀ in float32; OUTPUT_2[:, DEALER] = the largest of them.
+    # OUTPUT[:, rows] = logit_scale · INPUT · WEIGHT[rows]ᵀ in float32, changed as the row's penalties, biases and mask
+    # say (see adjust); OUTPUT_2[:, DEALER] = the largest of them.
     Opcode.LM_HEAD: _op(Lane.MATRIX, _MATRIX, {F.OUTPUT_2, F.DEALER, F.DEALERS}, _WAIT, _ARRIVE),
-    # OUTPUT[row] = largest logit of all DEALERS ranges of INPUT_2, and what top-k, top-p and min-p keep of INPUT.
-    Opcode.SAMPLE_CUTOFF: _op(Lane.SIDE, {F.INPUT, F.INPUT_2, F.OUTPUT, F.DEALERS}, _BATCH, _WAIT, _ARRIVE),
-    # OUTPUT[row, blocks] = kept weight of each block of the vocabulary range; INPUT = LOGITS, INPUT_2 = CUTOFF.
-    Opcode.SAMPLE_MASS: _op(Lane.SIDE, {F.INPUT, F.INPUT_2, F.OUTPUT}, _BATCH, _ROWS, _WAIT, _ARRIVE),
-    # Draws each row's token, applies stop conditions, updates the row's parameters and writes to the token ring; INPUT
-    # = LOGITS, INPUT_2 = CUTOFF, INPUT_3 = MASS.
-    Opcode.SAMPLE_DRAW: _op(Lane.SIDE, {F.INPUT, F.INPUT_2, F.INPUT_3}, _BATCH, _WAIT, _ARRIVE),
+    # One pass of the search for the least weight that top-k and top-p keep, for vocabulary range DEALER of DEALERS:
+    # folds the histogram of pass SPLIT - 1 and adds the range's tokens of INPUT to that of pass SPLIT. INPUT_2
+    # = RANGE_BEST, OUTPUT = SEARCH; DEALER 0 writes the state there, which all read in the next pass.
+    Opcode.SAMPLE_HISTOGRAM: _op(
+        Lane.SIDE,
+        {F.INPUT, F.INPUT_2, F.OUTPUT, F.SPLIT},
+        _BATCH,
+        _ROWS,
+        _DEAL,
+        _WAIT,
+        _ARRIVE,
+        optional=True,
+    ),
+    # OUTPUT[row, blocks] = sums over each block of the vocabulary range; INPUT = LOGITS, INPUT_2 = RANGE_BEST, INPUT_3
+    # = SEARCH after its last pass.
+    Opcode.SAMPLE_MASS: _op(
+        Lane.SIDE,
+        {F.INPUT, F.INPUT_2, F.INPUT_3, F.OUTPUT, F.DEALERS},
+        _BATCH,
+        _ROWS,
+        _WAIT,
+        _ARRIVE,
+        optional=True,
+    ),
+    # Draws each row's token, applies stop conditions, updates the row's parameters and COUNTS and writes to the token
+    # ring; INPUT = LOGITS, INPUT_2 = RANGE_BEST of DEALERS ranges, INPUT_3 = MASS. Zeroes the row's histograms in
+    # OUTPUT (SEARCH) for the next step.
+    Opcode.SAMPLE_DRAW: _op(Lane.SIDE, {F.INPUT, F.INPUT_2, F.INPUT_3, F.OUTPUT, F.DEALERS}, _BATCH, _WAIT, _ARRIVE),
     # Ends the step: every task of it happened before. Zeroes ROW_COUNT claim words from QUEUE on, reads the control
     # word, decides whether a further step runs, and lets every lane go on.
     Opcode.END_STEP: _op(Lane.SIDE, {F.QUEUE, F.ROW_COUNT}, _WAIT),
@@ -307,6 +358,13 @@ def header() -> str:
         "MAX_TOP_K",
         "PAGE_TOKENS",
         "SAMPLE_BLOCK",
+        "MAX_BIASES",
+        "MAX_LOGPROBS",
+        "PROMPT_SEEN",
+        "PASSES",
+        "PASS_BITS",
+        "SEARCH_WORDS",
+        "MASS_WORDS",
     )
     for name in constants:
         lines.append(f"inline constexpr int32_t k{_camel(name)} = {globals()[name]};")
@@ -323,15 +381,16 @@ def header() -> str:
         "    Lane lane;",
         "    bool routed;",
         "    bool claims;",
+        "    bool optional;",
         "    uint32_t fields;  // bit f: field f is read",
         "};",
         "",
     ]
     lines.append("inline constexpr Operation kOperations[kOpcodeCount] = {")
-    lines.append('    {"no operation", LANE_MATRIX, false, false, 0u},')
+    lines.append('    {"no operation", LANE_MATRIX, false, false, false, 0u},')
     for opcode, op in OPERATIONS.items():
         mask = sum(1 << field for field in op.fields)
-        flags = f"{str(op.routed).lower()}, {str(op.claims).lower()}"
+        flags = ", ".join(str(flag).lower() for flag in (op.routed, op.claims, op.optional))
         lines.append(f'    {{"{opcode.name}", LANE_{op.lane.name}, {flags}, 0x{mask:08x}u}},')
     lines += ["};", "", "inline constexpr const char* kFieldNames[kFieldCount] = {"]
     lines += [f'    "{field.name}",' for field in Field]

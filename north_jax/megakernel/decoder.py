@@ -17,12 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..adjust import mask_words
 from ..config import Config
-from ..decoding import BackendError, DecodeRow, Deliver
+from ..decoding import BackendError, DecodeRow, Deliver, Finish, HistoryCounts, TokenRecord, check_draws, draw_of
 from ..kv_cache import KVCache, PageTables
 from ..layers import Array, Params
-from .abi import MAX_ROWS, ROW_FIELDS, Buffer
-from .batch import Entry, Steps, pack_rows, tables_of
+from .abi import MAX_BIASES, MAX_ROWS, ROW_FIELDS, Buffer
+from .batch import Entry, Steps, biases_of, masks_of, pack_rows, tables_of
 from .binding import add_schedule, make_engine
 from .build import BATCHES, build, most_sms
 from .call import decode_call, float32_view
@@ -45,7 +46,9 @@ class _Shape:
 
     schedule: Schedule
     number: int  # of the schedule at the engine
-    call: jax.stages.Compiled  # shared by the schedules of one batch size
+    call: jax.stages.Compiled  # shared by the schedules of one batch size, as what follows
+    no_biases: Array  # for rows without any, which need not be sent
+    no_masks: Array
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,10 +110,16 @@ class MegakernelDecoder:
         self._shapes: dict[tuple[int, str], _Shape] = {}  # by batch size and name of the order
         self._workspace_bytes = 0
         self._workspace: Array | None = None
+        self._counts = HistoryCounts(slots, config.vocab_size, self._device)
         self._last: tuple[_Shape, int] | None = None  # what ran the last quantum, and its rows
         self._caller = ThreadPoolExecutor(1, thread_name_prefix="decode-call")
         self._lock = threading.Lock()  # guards what follows
         self._running: _Running | None = None
+        self._decoding = (
+            False  # what was said meanwhile: calls of a quantum follow each other where a row has a grammar
+        )
+        self._stopped = False
+        self._cancelled: set[int] = set()
 
     def compile(self, cache: KVCache, tables: PageTables) -> None:
         largest = next(batch for batch in BATCHES if batch >= self.max_rows)
@@ -122,60 +131,117 @@ class MegakernelDecoder:
         self._workspace_bytes = max(schedule.workspace.bytes for of_batch in schedules for schedule in of_batch)
         for of_batch in schedules:
             batch = of_batch[0].batch
+            shape = partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
+            no_biases = jnp.zeros((batch, MAX_BIASES, 2), jnp.int32, device=self._device)
+            no_masks = jnp.zeros((batch, mask_words(self._vocabulary)), jnp.uint32, device=self._device)
             call = decode_call.lower(
-                jax.ShapeDtypeStruct((batch, ROW_FIELDS), jnp.int32),
+                shape((batch, ROW_FIELDS)),
                 jax.ShapeDtypeStruct((self._workspace_bytes,), jnp.uint8),
-                *(jax.ShapeDtypeStruct((batch, table.shape[1]), jnp.int32) for table in tables),
+                shape((self.max_rows, self._vocabulary)),
+                *(shape((batch, table.shape[1])) for table in tables),
+                no_biases,
+                no_masks,
                 cache,
                 engine=self._engine.id,
             ).compile()
             for schedule in of_batch:
                 number = add_schedule(self._engine, schedule)
-                self._shapes[batch, schedule.order] = _Shape(schedule, number, call)
+                self._shapes[batch, schedule.order] = _Shape(schedule, number, call, no_biases, no_masks)
         self._workspace = self._take_workspace()
 
     def decode(
         self, cache: KVCache, tables: PageTables, rows: Sequence[DecodeRow], steps: int, deliver: Deliver
     ) -> KVCache:
         self._check(rows, steps)
-        if not rows:
-            return cache
+        live = list(rows)
+        with self._lock:
+            self._decoding, self._stopped = True, False
+            self._cancelled.clear()
+        try:
+            # A grammar is asked before each step, and there is none between the steps of a call.
+            each = 1 if any(row.grammar for row in rows) else steps
+            for _ in range(0, steps, each):
+                if not live or self._stopped:
+                    break
+                cache = self._quantum(cache, tables, live, each, deliver)
+        finally:
+            with self._lock:
+                self._decoding = False
+        return cache
+
+    def _quantum(
+        self, cache: KVCache, tables: PageTables, live: list[DecodeRow], steps: int, deliver: Deliver
+    ) -> KVCache:
+        """One call. Of `live`, it leaves the rows that go on, where they are then."""
         assert self._shapes, "compile comes before decode"
+        rows = tuple(live)
         batch = next(batch for batch in BATCHES if batch >= len(rows))
         order = self._order or select(batch, max(row.position for row in rows) + 1)
         shape = self._shapes[batch, order.name]
-        operands = (pack_rows(rows, batch), self._take_workspace(), *tables_of(rows, tables, batch), cache)
+        biases, masks = biases_of(rows, batch), masks_of(rows, batch, self._vocabulary)
+        histories = {row.slot: row.history for row in rows if row.sampling.penalises and row.history is not None}
+        operands = (
+            pack_rows(rows, batch),
+            self._take_workspace(),
+            self._counts.take(histories),
+            *tables_of(rows, tables, batch),
+            shape.no_biases if biases is None else biases,
+            shape.no_masks if masks is None else masks,
+            cache,
+        )
         self._last = None
         with self._lock:
             number = self._engine.queue(shape.number, steps, threads=self._threads, timeout_s=self._timeout_s)
             self._running = _Running(number, {row.slot: i for i, row in enumerate(rows)})
+            for slot in self._cancelled & self._running.row_of_slot.keys():
+                self._engine.cancel(self._running.row_of_slot[slot], number)
         step = Steps(number, [row.slot for row in rows])
         call = self._caller.submit(_run, shape.call, operands)
         try:
             for entries in self._entries(number, call):
                 for records in step.add(entries):
+                    live[:] = self._advanced(live, records)
                     deliver(records)
         except BaseException:  # the receiver's: the call must have ended before anything else happens to its operands
             self._engine.stop()
             for _ in self._entries(number, call):
                 pass
             wait([call])
+            self._counts.forget()
             raise
         finally:
             self._engine.drop_queued()  # of a call that failed on its way
             with self._lock:
                 self._running = None
-        _, self._workspace, cache = self._result(number, call)
+        _, self._workspace, counts, cache = self._result(number, call)
+        self._counts.put(counts)
         self._last = (shape, len(rows))
         return cache
 
+    def _advanced(self, live: list[DecodeRow], records: list[TokenRecord]) -> list[DecodeRow]:
+        """Tells the rows' histories and grammars what a step drew; gives the rows that go on."""
+        going = []
+        for row, record in zip(live, records, strict=True):
+            token = record.token
+            if token >= 0 and row.history is not None:
+                self._counts.drew(row.slot, row.history, token, counted=row.sampling.penalises)
+            if token >= 0 and row.grammar is not None:
+                row.grammar.accept(token)
+            if record.finish is Finish.NONE:
+                position, remaining = row.position + 1, row.remaining - 1
+                going.append(dataclasses.replace(row, token=token, position=position, remaining=remaining))
+        return going
+
     def stop(self) -> None:
         with self._lock:
+            self._stopped = self._decoding
             if self._running is not None:
                 self._engine.stop()
 
     def cancel(self, slot: int) -> None:
         with self._lock:
+            if self._decoding:
+                self._cancelled.add(slot)
             if self._running is not None and slot in self._running.row_of_slot:
                 self._engine.cancel(self._running.row_of_slot[slot], self._running.number)
 
@@ -200,15 +266,10 @@ class MegakernelDecoder:
         slots = [row.slot for row in rows]
         if len({*slots}) < len(slots) or not {*slots} <= {*range(self.max_rows)}:
             raise ValueError(f"rows of slots {slots}: expected different ones below {self.max_rows}")
+        check_draws({row.slot: draw_of(row) for row in rows}, self._vocabulary)
         if steps < 1:
             raise ValueError(f"a quantum of {steps} steps")
         for row in rows:
-            asks = row.sampling
-            if asks.penalises or asks.logit_bias or asks.logprobs is not None or row.grammar is not None:
-                raise ValueError(
-                    f"slot {row.slot} asks for penalties, a bias, log-probabilities or a grammar, which the megakernel "
-                    f"does not know"
-                )
             end = row.position + min(steps, row.remaining)
             if row.position < 0 or row.remaining < 1 or end > self._max_context:
                 raise ValueError(
@@ -242,7 +303,7 @@ class MegakernelDecoder:
         return state
 
 
-type _State = tuple[Array, Array, KVCache]  # rows, workspace, cache
+type _State = tuple[Array, Array, Array, KVCache]  # rows, workspace, counts, cache
 
 
 def _run(call: jax.stages.Compiled, operands: tuple[object, ...]) -> _State:

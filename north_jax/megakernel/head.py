@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .abi import SAMPLE_BLOCK, Buffer, Field, Opcode, Weight
+from .abi import PASSES, SAMPLE_BLOCK, Buffer, Field, Opcode, Weight
 from .tasks import TILE_ROWS, Dealt, Draft, Task, anywhere, wait
 
 F = Field
@@ -50,8 +50,10 @@ def head_waves(draft: Draft, previous_end: int) -> Iterator[Dealt]:
     config, counters, sms = draft.config, draft.counters, draft.sms
     layer, vocabulary = config.num_hidden_layers, config.vocab_size
     hidden = -1 if draft.order.local_norm else counters.new("head input")
-    logits, cutoff = counters.new("logits"), counters.new("cutoffs")
-    mass, drawn = counters.new("masses"), counters.new("draws")
+    # Consecutive, each with an arrival of every SM: who needs the last of them waits for all at once. It must, because
+    # optional tasks arrive without having waited.
+    logits = counters.several(["logits", *(f"histograms of pass {n}" for n in range(PASSES)), "masses"])
+    drawn = counters.new("draws")
     yield norm_wave(draft, layer, Weight.FINAL_NORM, previous_end, hidden)
 
     source: Task = {F.INPUT: Buffer.LOCAL_HIDDEN} if draft.order.local_norm else {F.INPUT: Buffer.HIDDEN} | wait(hidden)
@@ -71,21 +73,24 @@ def head_waves(draft: Draft, previous_end: int) -> Iterator[Dealt]:
         fixed=True,
     )
 
+    # The same ranges on the same SMs in every pass.
+    ranges = list(_shares(vocabulary, sms, SAMPLE_BLOCK))
+    source = {F.INPUT: Buffer.LOGITS, F.INPUT_2: Buffer.RANGE_BEST, F.WAIT: logits, F.DEALERS: sms}
+    histogram = source | draft.task(Opcode.SAMPLE_HISTOGRAM, layer, output=Buffer.SEARCH)
+    for number in range(PASSES):
+        one = histogram | {F.SPLIT: number, F.WAIT_COUNT: 1 + number}
+        yield Dealt(
+            [[one | part | {F.DEALER: sm} | counters.arrive(logits + 1 + number)] for sm, part in enumerate(ranges)],
+            fixed=True,
+        )
+    mass = source | draft.task(Opcode.SAMPLE_MASS, layer, input_3=Buffer.SEARCH, output=Buffer.MASS)
+    mass[F.WAIT_COUNT] = 1 + PASSES
+    yield Dealt([[mass | part | counters.arrive(logits + 1 + PASSES)] for part in ranges], fixed=True)
+
+    draw = source | draft.task(
+        Opcode.SAMPLE_DRAW, layer, input_3=Buffer.MASS, output=Buffer.SEARCH, wait_count=2 + PASSES
+    )
     rows = [{F.BATCH_BEGIN: row, F.BATCH_COUNT: 1} for row in range(draft.batch)]
-    kept = draft.task(
-        Opcode.SAMPLE_CUTOFF, layer, input=Buffer.LOGITS, input_2=Buffer.RANGE_BEST, output=Buffer.CUTOFF, dealers=sms
-    ) | wait(logits)
-    yield anywhere(kept | row | counters.arrive(cutoff) for row in rows)
-
-    masses = draft.task(
-        Opcode.SAMPLE_MASS, layer, input=Buffer.LOGITS, input_2=Buffer.CUTOFF, output=Buffer.MASS
-    ) | wait(cutoff)
-    parts = [part for part in _shares(vocabulary, sms, SAMPLE_BLOCK) if part[F.ROW_COUNT]]
-    yield anywhere(masses | part | counters.arrive(mass) for part in parts)
-
-    draw = draft.task(
-        Opcode.SAMPLE_DRAW, layer, input=Buffer.LOGITS, input_2=Buffer.CUTOFF, input_3=Buffer.MASS
-    ) | wait(mass)
     yield anywhere(draw | row | counters.arrive(drawn) for row in rows)
 
     end: Task = {F.OPCODE: Opcode.END_STEP, F.ROW_COUNT: len(draft.queues)}

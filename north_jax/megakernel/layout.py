@@ -9,7 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..config import DENSE, SPARSE, Config
-from .abi import MAX_SPLITS, SAMPLE_BLOCK, Buffer
+from .abi import (
+    MASS_WORDS,
+    MAX_LOGPROBS,
+    MAX_SPLITS,
+    PASS_BITS,
+    PASSES,
+    SAMPLE_BLOCK,
+    SEARCH_WORDS,
+    Buffer,
+)
 from .division import routes_size
 
 _ALIGNMENT = 256  # bytes between buffers
@@ -51,7 +60,7 @@ def workspace(
       dtype: of the weights, and so of what is multiplied with them.
       planes: copies of each buffer between layers.
       splits: parts of ATTENTION_OUT.
-      ranges: parts of the vocabulary that LM_HEAD tasks report the best of.
+      ranges: parts of the vocabulary that the tasks of LM_HEAD and of sampling divide.
     """
     b, d_model, k = batch, config.hidden_size, config.num_experts_per_tok
     heads, kv, d = config.num_attention_heads, config.num_key_value_heads, config.head_dim
@@ -69,9 +78,9 @@ def workspace(
         Buffer.ATTENTION_OUT: ((splits, b, d_model), f32),
         Buffer.MLP_OUT: ((b, d_model), f32),
         Buffer.LOGITS: ((b, config.vocab_size), f32),
-        Buffer.RANGE_BEST: ((b, ranges, 2), i32),
-        Buffer.CUTOFF: ((b, 4), i32),
-        Buffer.MASS: ((b, -(-config.vocab_size // SAMPLE_BLOCK)), f32),
+        Buffer.RANGE_BEST: ((b, ranges, MAX_LOGPROBS, 2), i32),
+        Buffer.SEARCH: ((b, PASSES * (2 * 2**PASS_BITS + SEARCH_WORDS)), i32),
+        Buffer.MASS: ((b, -(-config.vocab_size // SAMPLE_BLOCK), MASS_WORDS), i32),
     }
     if DENSE in config.mlp_layer_types:
         shapes[Buffer.DENSE_HIDDEN] = ((b, config.dense_intermediate_size), t)
@@ -85,7 +94,7 @@ def workspace(
             Buffer.GATHERED: ((b * k, d_model), t),
             Buffer.EXPERT_OUT: ((b * k, d_model), f32),
         }
-    head = {Buffer.LOGITS, Buffer.RANGE_BEST, Buffer.CUTOFF, Buffer.MASS}
+    head = {Buffer.LOGITS, Buffer.RANGE_BEST, Buffer.SEARCH, Buffer.MASS}
     buffers = {name: BufferSpec(*shapes[name], 1 if name in head | LOCAL else planes) for name in sorted(shapes)}
     offsets: dict[Buffer, int] = {}
     end = 0

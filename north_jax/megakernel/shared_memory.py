@@ -19,7 +19,7 @@ import dataclasses
 
 import numpy as np
 
-from .abi import DESCRIPTOR_FIELDS, MAX_TOP_K, PAGE_TOKENS, SAMPLE_BLOCK, Buffer, Field, Opcode
+from .abi import DESCRIPTOR_FIELDS, MAX_TOP_K, PAGE_TOKENS, PASS_BITS, Buffer, Field, Opcode
 from .schedule import Schedule
 
 F = Field
@@ -40,7 +40,7 @@ class Capacities:
     consumer_warps: int = 8
     descriptors: int = 8
     barriers: int = 512  # bytes
-    histogram: int = 256  # bins of a radix pass of sampling, 8 bytes each
+    histogram: int = 2**PASS_BITS  # bins of a pass of sampling, 4 bytes each; a draw keeps as many floats there
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def _budget(schedule: Schedule, c: Capacities, *, resident: bool) -> SharedMemor
         "staging": c.staging_slots * max(_slots(schedule, c, item, rows, resident).values(), default=0),
         "sums": max(sums, attention),
         "routing": 2 * routing,
-        "side": max(c.histogram * 8 + SAMPLE_BLOCK * 4, routing) + MAX_TOP_K * 8,
+        "side": max(c.histogram * 4, routing) + MAX_TOP_K * 8,
         "descriptors": c.descriptors * DESCRIPTOR_FIELDS * 4,
         "barriers": c.barriers,
     }

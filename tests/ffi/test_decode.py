@@ -19,6 +19,7 @@ from support import tiny_config, tiny_params
 from support.quantum import Start, start
 
 import ffi
+from north_jax.adjust import mask_words
 from north_jax.decoding import Finish
 from north_jax.megakernel import abi
 from north_jax.megakernel.batch import pack_rows, tables_of
@@ -42,8 +43,11 @@ class Operands(NamedTuple):
 
     rows: jax.Array
     workspace: jax.Array
+    counts: jax.Array
     full_table: np.ndarray
     sliding_table: np.ndarray
+    biases: np.ndarray
+    masks: np.ndarray
     cache: tuple[jax.Array, ...]
 
 
@@ -68,7 +72,10 @@ def operands(batch: Start, *, live: int = 3) -> Operands:
     return Operands(
         jnp.array(pack_rows(rows, BATCH)),
         jnp.zeros(SCHEDULE.workspace.bytes, jnp.uint8),
+        jnp.zeros((BATCH, CONFIG.vocab_size), jnp.int32),
         *tables_of(rows, batch.tables, BATCH),
+        np.zeros((BATCH, abi.MAX_BIASES, 2), np.int32),
+        np.zeros((BATCH, mask_words(CONFIG.vocab_size)), np.uint32),
         batch.cache(),
     )
 
@@ -93,18 +100,18 @@ def test_donated_buffers_keep_their_place_and_are_never_copied(engine, batch):
     state = operands(batch)
     step = decode_call.lower(*state, engine=engine.id).compile()
 
-    def addresses(rows, workspace, *cache):
-        return [x.unsafe_buffer_pointer() for x in (rows, workspace, *cache)]
+    def addresses(rows, workspace, counts, *cache):
+        return [x.unsafe_buffer_pointer() for x in (rows, workspace, counts, *cache)]
 
-    rows, workspace, cache = state.rows, state.workspace, state.cache
-    before = addresses(rows, workspace, *cache)
+    rows, workspace, counts, cache = state.rows, state.workspace, state.counts, state.cache
+    before = addresses(rows, workspace, counts, *cache)
     for _ in range(3):
         engine.queue(schedule, 1)
-        rows, workspace, cache = step(rows, workspace, state.full_table, state.sliding_table, cache)
-        assert addresses(rows, workspace, *cache) == before
+        rows, workspace, counts, cache = step(rows, workspace, counts, *state[3:7], cache)
+        assert addresses(rows, workspace, counts, *cache) == before
     hlo = step.as_text()
     assert hlo.count('custom_call_target="north_jax.decode"') == 1
-    shapes = {f"s32[{BATCH},{abi.ROW_FIELDS}]", f"u8[{workspace.size}]"}
+    shapes = {f"s32[{BATCH},{abi.ROW_FIELDS}]", f"u8[{workspace.size}]", f"s32[{BATCH},{CONFIG.vocab_size}]"}
     shapes |= {f"f32[{','.join(map(str, pages.shape))}]" for pages in cache}
     for shape in shapes:
         assert shape in hlo
@@ -114,11 +121,11 @@ def test_donated_buffers_keep_their_place_and_are_never_copied(engine, batch):
 def test_rows_and_entries_agree(engine, batch):
     quantum = engine.queue(add_schedule(engine, SCHEDULE), 5)
     state = operands(batch)
-    rows, _, _ = decode_call(*state, engine=engine.id)
+    rows, *_ = decode_call(*state, engine=engine.id)
     entries = drain(engine, quantum)
     assert [entry[:2] for entry in entries] == [(quantum, step) for step in range(5) for _ in range(3)]
-    assert all(finish == Finish.NONE for *_, finish in entries)
-    last = {slot: token for _, step, slot, token, _ in entries if step == 4}
+    assert all(finish == Finish.NONE and logprobs is None for *_, finish, logprobs in entries)
+    last = {slot: token for _, step, slot, token, *_ in entries if step == 4}
     rows = np.asarray(rows)
     for values, row in zip(rows, batch.rows, strict=False):
         assert values[abi.Row.TOKEN] == last[row.slot]
@@ -131,6 +138,9 @@ def test_rows_and_entries_agree(engine, batch):
 WRONG = {
     "rows": lambda x: x._replace(rows=x.rows[:, :16]),
     "workspace": lambda x: x._replace(workspace=x.workspace[:-1]),
+    "counts": lambda x: x._replace(counts=x.counts[:, 1:]),
+    "biases": lambda x: x._replace(biases=x.biases[:, 1:]),
+    "masks": lambda x: x._replace(masks=x.masks.astype(np.int32)),
     "full_table": lambda x: x._replace(full_table=x.full_table[:2]),
     "sliding_table": lambda x: x._replace(sliding_table=x.sliding_table.astype(np.float32)),
     "pages of layer 0": lambda x: x._replace(cache=(x.cache[0].astype(jnp.bfloat16), *x.cache[1:])),
@@ -153,16 +163,16 @@ def test_a_wrong_operand_is_named_and_takes_its_quantum_with_it(engine, batch, n
 def test_a_missing_operand_is_an_error(engine, batch):
     engine.queue(add_schedule(engine, SCHEDULE), 1)
     state = operands(batch)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="5 operands and 3 results, expected 6 and 4 for 2 layers"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="8 operands and 4 results, expected 9 and 5 for 2 layers"):
         jax.block_until_ready(decode_call(*state._replace(cache=state.cache[:1]), engine=engine.id))
 
 
 def test_a_result_of_its_own_is_refused(engine, batch):
     engine.queue(add_schedule(engine, SCHEDULE), 1)
     *others, cache = operands(batch)
-    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*others[:2], *cache)]
-    call = jax.ffi.ffi_call("north_jax.decode", results, input_output_aliases={0: 0, 1: 1, 4: 2})
-    with pytest.raises(jax.errors.JaxRuntimeError, match="result 3 does not share the buffer of pages of layer 1"):
+    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*others[:3], *cache)]
+    call = jax.ffi.ffi_call("north_jax.decode", results, input_output_aliases={0: 0, 1: 1, 2: 2, 7: 3})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="result 4 does not share the buffer of pages of layer 1"):
         jax.block_until_ready(call(*others, *cache, engine=np.int64(engine.id)))
 
 

@@ -32,7 +32,9 @@ def test_every_opcode_has_an_operation_of_known_fields():
     assert min(abi.Opcode) == 1  # zeroed memory is no task
     assert all(abi.Field.LAYER in op.fields for code, op in abi.OPERATIONS.items() if code is not abi.Opcode.END_STEP)
     assert max(abi.Field) < abi.DESCRIPTOR_FIELDS
-    assert abi.Row.STOP + abi.STOP_TOKENS <= abi.ROW_FIELDS
+    assert abi.Row.STOP + abi.STOP_TOKENS <= abi.Row.BIAS_COUNT
+    assert abi.Row.TOP_TOKEN + abi.MAX_LOGPROBS <= abi.Row.TOP_LOGPROB
+    assert abi.Row.TOP_LOGPROB + abi.MAX_LOGPROBS <= abi.ROW_FIELDS
 
 
 @needs_compiled
@@ -50,8 +52,8 @@ def test_compiled_constants_are_those_of_python():
 @needs_compiled
 def test_compiled_operations_are_those_of_python():
     none, *found = compiled().abi_operations()
-    assert none == ("no operation", 0, False, False, 0)
+    assert none == ("no operation", 0, False, False, False, 0)
     assert found == [
-        (code.name, op.lane, op.routed, op.claims, sum(1 << field for field in op.fields))
+        (code.name, op.lane, op.routed, op.claims, op.optional, sum(1 << field for field in op.fields))
         for code, op in sorted(abi.OPERATIONS.items())
     ]

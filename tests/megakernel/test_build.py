@@ -67,7 +67,7 @@ SEQUENCES = {
         *("MOE_UPGATE_ACT", "MOE_DOWN", "O_PROJ"),
     ],
 }
-HEAD = ["ADD_RMSNORM", "LM_HEAD", "SAMPLE_CUTOFF", "SAMPLE_MASS", "SAMPLE_DRAW", "END_STEP"]
+HEAD = ["ADD_RMSNORM", "LM_HEAD", "SAMPLE_HISTOGRAM", "SAMPLE_MASS", "SAMPLE_DRAW", "END_STEP"]
 
 
 def sequence(schedule, layer: int) -> list[str]:

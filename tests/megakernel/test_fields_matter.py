@@ -14,7 +14,8 @@ from support import tiny_config, tiny_params
 from support.quantum import start
 
 import ffi
-from north_jax.megakernel.abi import OPERATIONS, Buffer, Field, Opcode
+from north_jax.adjust import mask_words
+from north_jax.megakernel.abi import MAX_BIASES, OPERATIONS, Buffer, Field, Opcode
 from north_jax.megakernel.batch import pack_rows, tables_of
 from north_jax.megakernel.binding import add_schedule, make_engine
 from north_jax.megakernel.build import build
@@ -54,7 +55,7 @@ def model():
 
 @functools.cache
 def batch():
-    sampling = [SamplingParams(temperature=1, top_p=0.8, seed=3), SamplingParams(temperature=1, top_k=9), None]
+    sampling = [SamplingParams(top_p=0.8, seed=3), SamplingParams(top_k=200, top_p=0.9, logprobs=3), None]
     drawn = [SamplingParams(temperature=0) if one is None else one for one in sampling]
     return start(CONFIG, [100, 63, 69], room=8, sampling=drawn)
 
@@ -65,9 +66,13 @@ def outcome(schedule: Schedule, seed: int) -> str | bytes:
     rows = jnp.array(pack_rows(batch().rows, BATCH))
     workspace = jnp.zeros(schedule.workspace.bytes, jnp.uint8)
     quantum = engine.queue(add_schedule(engine, schedule), STEPS, seed=seed, timeout_s=0.2)
-    operands = (rows, workspace, *tables_of(batch().rows, batch().tables, BATCH), batch().cache())
+    counts = jnp.zeros((BATCH, CONFIG.vocab_size), jnp.int32)
+    biases = np.zeros((BATCH, MAX_BIASES, 2), np.int32)
+    masks = np.zeros((BATCH, mask_words(CONFIG.vocab_size)), np.uint32)
+    tables = tables_of(batch().rows, batch().tables, BATCH)
+    operands = (rows, workspace, counts, *tables, biases, masks, batch().cache())
     try:
-        rows, workspace, cache = decode_call(*operands, engine=engine.id)
+        rows, workspace, _, cache = decode_call(*operands, engine=engine.id)
         jax.block_until_ready(cache)
     except (jax.errors.JaxRuntimeError, ValueError):
         assert engine.error(quantum)

@@ -13,7 +13,18 @@ from collections.abc import Generator, Iterator
 import numpy as np
 
 from north_jax.megakernel import division
-from north_jax.megakernel.abi import MAX_SPLITS, OPERATIONS, SAMPLE_BLOCK, Buffer, Field, Lane, Opcode, Row
+from north_jax.megakernel.abi import (
+    MAX_SPLITS,
+    OPERATIONS,
+    PASS_BITS,
+    PASSES,
+    SAMPLE_BLOCK,
+    Buffer,
+    Field,
+    Lane,
+    Opcode,
+    Row,
+)
 from north_jax.megakernel.checker import Instance
 from north_jax.megakernel.layout import LOCAL
 from north_jax.megakernel.schedule import Schedule
@@ -50,8 +61,13 @@ class Step:
         self.sm_of = np.repeat(np.arange(schedule.sms), np.diff(schedule.begin))
 
     def run(self, seed: int) -> None:
-        """Runs the step. Roles get turns at random, some of them seldom; raises Violation."""
+        """Runs the step. Roles get turns at random, some of them seldom; raises Violation.
+
+        What its rows ask of sampling is as random: passes of the search, and whether there is a draw from masses.
+        """
         rng = random.Random(seed)
+        self.passes = rng.choice([0, PASSES // 2, PASSES])
+        self.masses = self.passes > 0 or rng.choice([False, True])
         roles = [role for sm in range(self.schedule.sms) for role in _Sm(self, sm).roles()]
         weights = [rng.choice([1, 1, 1, 0.1, 0.01]) for _ in roles]
         blocked: set[int] = set()
@@ -220,12 +236,23 @@ class _Sm:
 
     def side(self) -> Role:
         for task in self.side_list:
+            if not self.asked_for(task):
+                self.parameters(task)
+                self.step.arrive(self.at(task, F.ARRIVE), self.at(task, F.ARRIVE_COUNT))
+                self.step.complete[task] = True
+                yield True
+                continue
             yield from self.wait(task)
             if self.op(task) is Op.END_STEP:
                 self.end(task)
             else:
                 self.run_whole(task)
             yield True
+
+    def asked_for(self, task: int) -> bool:
+        if self.op(task) is Op.SAMPLE_HISTOGRAM:
+            return self.at(task, F.SPLIT) < self.step.passes
+        return self.op(task) is not Op.SAMPLE_MASS or self.step.masses
 
     def end(self, task: int) -> None:
         self.step.complete[task] = True
@@ -353,15 +380,26 @@ class _Sm:
             yield F.INPUT, layer, (np.flatnonzero(np.isin(assigned, rows)), self.span(task))
             yield F.INPUT_2, layer, (rows,)
             yield F.INPUT_3, layer, (slice(None),)
-        elif op is Op.SAMPLE_CUTOFF:
-            yield F.INPUT, layer, (rows,)
+        elif op is Op.SAMPLE_HISTOGRAM:
+            yield F.INPUT, layer, (rows, self.span(task))
             yield F.INPUT_2, layer, (rows, slice(self.at(task, F.DEALERS)))
+            if number := self.at(task, F.SPLIT):
+                yield F.OUTPUT, layer, (rows, self.search(task, number - 1))
         elif op is Op.SAMPLE_MASS:
             yield F.INPUT, layer, (rows, self.span(task))
-            yield F.INPUT_2, layer, (rows,)
+            yield F.INPUT_2, layer, (rows, slice(self.at(task, F.DEALERS)))
+            if step.passes:
+                yield F.INPUT_3, layer, (rows, self.search(task, step.passes - 1))
         elif op is Op.SAMPLE_DRAW:
-            for field in (F.INPUT, F.INPUT_2, F.INPUT_3):
-                yield field, layer, (rows,)
+            yield F.INPUT, layer, (rows,)
+            yield F.INPUT_2, layer, (rows, slice(self.at(task, F.DEALERS)))
+            if step.masses:
+                yield F.INPUT_3, layer, (rows,)
+
+    def search(self, task: int, number: int) -> slice:
+        """Elements of SEARCH that stand for what each range does in a pass."""
+        first = number * 2 ** (PASS_BITS + 1)
+        return slice(first, first + self.at(task, F.DEALERS))
 
     def stores(self, task: int, item) -> Iterator[Access]:
         op, layer, step = self.op(task), self.at(task, F.LAYER), self.step
@@ -383,8 +421,10 @@ class _Sm:
             width = self.at(task, F.ROW_COUNT)
             columns = slice(item.tile * width, (item.tile + 1) * width)
             yield F.OUTPUT, layer, (self.places(task, item.rank)[:, None], _numbers(columns, step, op))
-        elif op in (Op.ROUTER_TOPK, Op.SAMPLE_CUTOFF):
-            yield F.OUTPUT, layer, (self.rows(task, everyone=op is Op.ROUTER_TOPK),)
+        elif op is Op.ROUTER_TOPK:
+            yield F.OUTPUT, layer, (self.rows(task, everyone=True),)
+        elif op is Op.SAMPLE_HISTOGRAM:
+            yield F.OUTPUT, layer, (rows, self.search(task, self.at(task, F.SPLIT)).start + self.at(task, F.DEALER))
         elif op is Op.ROUTE_FINALIZE:
             yield F.OUTPUT, layer, (slice(None),)
         elif op is Op.MOE_GATHER:

@@ -153,9 +153,27 @@ def dealer_beyond_the_dealers(edit: Edit):
     return [edit.one(Op.ATTN_DECODE, 1).set(dealer=4), "one of 4 dealers"]
 
 
+@MUTATIONS("pass")
+def pass_that_does_not_exist(edit: Edit):
+    return [edit.one(Op.SAMPLE_HISTOGRAM).set(split=6), "SPLIT is 6, expected 0 to 5"]
+
+
+@MUTATIONS("coverage")
+def tokens_that_no_pass_counts(edit: Edit):
+    task = next(task for task in edit.tasks(Op.SAMPLE_HISTOGRAM, split=2) if task[F.ROW_COUNT])
+    task.set(row_begin=0, row_count=0)
+    return ["the histogram of pass 2", "never written"]
+
+
+@MUTATIONS("coverage")
+def pass_that_is_run_twice(edit: Edit):
+    edit.one(Op.SAMPLE_HISTOGRAM, split=2, dealer=1).set(split=1)
+    return ["SEARCH of layer 5", "written 2 times"]
+
+
 @MUTATIONS("dealer")
-def cutoff_of_some_ranges(edit: Edit):
-    return [edit.one(Op.SAMPLE_CUTOFF).set(dealers=3), "the ranges of RANGE_BEST"]
+def histogram_of_some_ranges(edit: Edit):
+    return [edit.one(Op.SAMPLE_HISTOGRAM).set(dealers=3), "the ranges of RANGE_BEST"]
 
 
 @MUTATIONS("counters")
@@ -379,9 +397,9 @@ def workspace_too_small(edit: Edit):
 @MUTATIONS("workspace")
 def buffer_missing(edit: Edit):
     workspace = edit.original.workspace
-    buffers = {name: spec for name, spec in workspace.buffers.items() if name != B.CUTOFF}
+    buffers = {name: spec for name, spec in workspace.buffers.items() if name != B.SEARCH}
     edit.changes["workspace"] = dataclasses.replace(workspace, buffers=buffers)
-    return ["CUTOFF is missing"]
+    return ["SEARCH is missing"]
 
 
 @MUTATIONS("workspace")

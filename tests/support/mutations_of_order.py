@@ -50,8 +50,8 @@ def wait_for_a_counter_of_other_need(edit: Edit):
 
 @MUTATIONS("wait")
 def wait_for_the_next_counter_too(edit: Edit):
-    task = edit.one(Op.SAMPLE_CUTOFF)
-    return [task.set(wait_count=2), "(cutoffs)"]
+    task = edit.one(Op.SAMPLE_DRAW)
+    return [task.set(wait_count=task[F.WAIT_COUNT] + 1), "(draws)"]
 
 
 @MUTATIONS("arrivals")
@@ -179,19 +179,32 @@ def tile_that_arrives_for_another_head(edit: Edit):
 
 @MUTATIONS("read too early")
 def draw_before_the_masses(edit: Edit):
-    task = edit.one(Op.SAMPLE_DRAW, batch_begin=1).set(wait=edit.counter("cutoffs"), wait_need=3)
-    return [task, "may read MASS of layer 5", "(cutoffs)"]
+    task = edit.one(Op.SAMPLE_DRAW, batch_begin=1)
+    return [task.set(wait_count=task[F.WAIT_COUNT] - 1), "may read MASS of layer 5"]
 
 
 @MUTATIONS("read too early")
-def masses_before_the_cutoffs(edit: Edit):
-    task = edit.one(Op.SAMPLE_MASS).set(wait=edit.counter("logits"), wait_need=4)
-    return [task, "may read CUTOFF of layer 5"]
+def masses_before_the_last_pass(edit: Edit):
+    task = edit.one(Op.SAMPLE_MASS)
+    return [task.set(wait_count=task[F.WAIT_COUNT] - 1), "may read SEARCH of layer 5"]
 
 
 @MUTATIONS("read too early")
-def cutoff_that_does_not_wait(edit: Edit):
-    return [unwaited(edit.one(Op.SAMPLE_CUTOFF)), "may read LOGITS of layer 5"]
+def pass_before_the_one_before_it(edit: Edit):
+    task = edit.one(Op.SAMPLE_HISTOGRAM, split=4)
+    return [task.set(wait_count=task[F.WAIT_COUNT] - 1), "may read SEARCH of layer 5"]
+
+
+@MUTATIONS("read too early")
+def pass_that_does_not_wait(edit: Edit):
+    return [unwaited(edit.one(Op.SAMPLE_HISTOGRAM)), "may read RANGE_BEST of layer 5"]
+
+
+@MUTATIONS("read too early")
+def draw_that_trusts_optional_tasks(edit: Edit):
+    # The masses alone prove nothing of the logits: where no row asks for them, nobody waited for those.
+    task = edit.one(Op.SAMPLE_DRAW, batch_begin=1).set(wait=edit.counter("masses"), wait_count=1)
+    return [task, "may read LOGITS of layer 5"]
 
 
 @MUTATIONS("read too early")
@@ -247,11 +260,8 @@ def with_one_plane(edit: Edit, buffer: Buffer) -> None:
     edit.changes["workspace"] = dataclasses.replace(workspace, buffers=buffers)
 
 
-@MUTATIONS("overwritten too early")
-def reader_that_nobody_waits_for(edit: Edit):
-    # The choices of layer 1, which this order does not use: a side lane may fall behind.
-    with_one_plane(edit, B.ROUTER_LOGITS)
-    after = edit.one(Op.SAMPLE_MASS)
+def unused_choices(edit: Edit, after: Task) -> None:
+    """Chooses the experts of layer 1 before a task, for nobody."""
     router = edit.one(Op.MOE_DOWN, 1)
     for row in range(3):
         task = router.copy()
@@ -259,6 +269,13 @@ def reader_that_nobody_waits_for(edit: Edit):
         task.set(opcode=Op.ROUTER_TOPK, layer=1, input=B.ROUTER_LOGITS, output=B.TOPK, batch_begin=row, batch_count=1)
         task.set(wait=router[F.WAIT], wait_need=router[F.WAIT_NEED], wait_count=1)
         edit.insert_before(after, task)
+
+
+@MUTATIONS("overwritten too early")
+def reader_that_nobody_waits_for(edit: Edit):
+    # The choices of layer 1, which this order does not use: a side lane may fall behind.
+    with_one_plane(edit, B.ROUTER_LOGITS)
+    unused_choices(edit, edit.one(Op.SAMPLE_MASS))
     first = edit.one(Op.ROUTER_TOPK, batch_begin=0)
     return [edit.one(Op.ROUTER_GEMM, 2), "may overwrite ROUTER_LOGITS of layer 1", first]
 
@@ -349,8 +366,9 @@ def end_twice(edit: Edit):
 
 @MUTATIONS("end of the step")
 def end_too_early(edit: Edit):
+    draw = edit.one(Op.SAMPLE_DRAW)
     task = edit.one(Op.END_STEP)
-    task.set(wait=edit.counter("masses"), wait_need=int(edit.needs[edit.counter("masses")]))
+    task.set(wait=draw[F.WAIT], wait_need=draw[F.WAIT_NEED], wait_count=draw[F.WAIT_COUNT])
     return [task, "may run before", "SAMPLE_DRAW"]
 
 
@@ -367,9 +385,6 @@ def end_that_forgets_a_queue(edit: Edit):
 
 @MUTATIONS("end of the step")
 def draw_before_a_reader_of_the_row(edit: Edit):
-    # A cutoff that nobody waits for may still read the row's parameters when they change.
-    task = edit.one(Op.SAMPLE_CUTOFF, batch_begin=2).set(arrive=0, arrive_count=0)
-    edit.needs[edit.counter("cutoffs")] -= 1
-    for mass in edit.tasks(Op.SAMPLE_MASS):
-        mass.set(wait_need=2)
-    return ["SAMPLE_DRAW of layer 5", "may run before", task]
+    # A choice of experts that nobody waits for may still read which rows are live.
+    unused_choices(edit, edit.one(Op.SAMPLE_DRAW))
+    return ["SAMPLE_DRAW of layer 5", "may run before"]

@@ -13,27 +13,44 @@ __device__ inline uint32_t live_rows(const DevicePlan& plan, const DeviceBatch& 
     return live;
 }
 
-// Writes an entry for each row that this step began with. False after a fault.
-__device__ inline bool publish_tokens(const Context& c, uint32_t live) {
+// Writes an entry for each row that this step began with: the leader what every entry has, the team the alternatives.
+// False after a fault.
+__device__ inline bool publish_tokens(const Context& c, const Team& team, uint32_t live) {
     Channel* channel = c.channel;
-    uint64_t written = load_acquire_system(&channel->written);
+    uint64_t written = load_acquire_system(&channel->written);  // nobody else writes it
     const uint64_t end = written + __popc(live);
-    const bool room = wait_until(
-        c, [&] { return end - load_acquire_system(&channel->read) <= kRingEntries; },
-        [&] { report(c, DeviceFault::kRingFull, -1, 0, 0); });
-    if (!room) return false;
+    bool room = true;
+    if (team.leader()) {
+        room = wait_until(
+            c, [&] { return end - load_acquire_system(&channel->read) <= kRingEntries; },
+            [&] { report(c, DeviceFault::kRingFull, -1, 0, 0); });
+    }
+    if (!team.all(room)) return false;
+    bool reports = false;
     for (int b = 0; b < c.plan.batch; ++b) {
         if (!(live >> b & 1)) continue;
         const int* row = c.row(b);
         TokenEntry& entry = channel->ring[written++ % kRingEntries];
         const int finish = row[ROW_FINISH];
+        const bool drawn = finish != FINISH_CANCELLED && finish != FINISH_ERROR;
+        const int alternatives = drawn ? row[ROW_LOGPROBS] - 1 : -1;
+        reports |= alternatives >= 0;
+        for (int i = team.thread; i < alternatives; i += team.threads) {
+            entry.top_token[i] = row[ROW_TOP_TOKEN + i];
+            entry.top_logprob[i] = __int_as_float(row[ROW_TOP_LOGPROB + i]);
+        }
+        if (!team.leader()) continue;
         entry.quantum = c.quantum.number;
         entry.step = c.step;
         entry.slot = row[ROW_SLOT];
-        entry.token = finish == FINISH_CANCELLED || finish == FINISH_ERROR ? -1 : row[ROW_TOKEN];
+        entry.token = drawn ? row[ROW_TOKEN] : -1;
         entry.finish = finish;
+        entry.alternatives = alternatives;
+        entry.logprob = __int_as_float(row[ROW_LOGPROB]);
     }
-    store_release_system(&channel->written, written);
+    if (reports) __threadfence_system();
+    team.sync();
+    if (team.leader()) store_release_system(&channel->written, written);
     return true;
 }
 
@@ -43,10 +60,8 @@ __device__ __noinline__ inline bool end_step(const Context& c, const Team& team,
     for (int i = team.thread; i < c.field(FIELD_ROW_COUNT); i += team.threads) {
         c.words.claims[c.field(FIELD_QUEUE) + i] = 0;
     }
-    team.sync();
-    bool ok = true;
+    const bool ok = publish_tokens(c, team, *live);  // the team has read it before the leader goes on
     if (team.leader()) {
-        ok = publish_tokens(c, *live);
         *live = live_rows(c.plan, c.batch);
         // By difference: quanta are numbered without end.
         const int32_t behind = static_cast<int32_t>(load_acquire_system(&c.channel->stop) - c.quantum.number);

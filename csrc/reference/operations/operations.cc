@@ -55,8 +55,8 @@ void run(Context& context, const Task& task) {
             return moe_gather<T>(context, task);
         case MOE_COMBINE:
             return moe_combine(context, task);
-        case SAMPLE_CUTOFF:
-            return sample_cutoff(context, task);
+        case SAMPLE_HISTOGRAM:
+            return sample_histogram(context, task);
         case SAMPLE_MASS:
             return sample_mass(context, task);
         default:

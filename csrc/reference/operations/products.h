@@ -2,13 +2,12 @@
 // LM_HEAD.
 #pragma once
 
-#include <bit>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 #include "csrc/megakernel/routing.h"
+#include "csrc/reference/operations/adjust.h"
 #include "csrc/reference/operations/rows.h"
 
 namespace north_jax::megakernel {
@@ -141,18 +140,13 @@ class LmHead : public Product<T> {
 
     void store(int32_t row, const float* sums) override {
         float* out = this->template out<float>(row, this->context_.geometry.vocabulary);
-        float best = -std::numeric_limits<float>::infinity();
-        int32_t token = std::numeric_limits<int32_t>::max();  // of a range without tokens
-        for (int32_t r = 0; r < this->outputs(); ++r) {
-            out[r] = sums[r] * this->context_.geometry.logit_scale;
-            if (std::isnan(best) || out[r] <= best) continue;
-            best = out[r];  // larger, or NaN
-            token = this->task_[FIELD_ROW_BEGIN] + r;
-        }
-        int32_t* range = this->context_.template buffer<int32_t>(this->task_, FIELD_OUTPUT_2) +
-                         (int64_t{row} * this->task_[FIELD_DEALERS] + this->task_[FIELD_DEALER]) * 2;
-        range[0] = std::bit_cast<int32_t>(best);
-        range[1] = token;
+        for (int32_t r = 0; r < this->outputs(); ++r) out[r] = sums[r] * this->context_.geometry.logit_scale;
+        const int32_t first = this->task_[FIELD_ROW_BEGIN];
+        adjust(this->context_, row, out, first, this->outputs());
+        Best* best = this->context_.template buffer<Best>(this->task_, FIELD_OUTPUT_2) +
+                     (int64_t{row} * this->task_[FIELD_DEALERS] + this->task_[FIELD_DEALER]) * kMaxLogprobs;
+        const int32_t wanted = larger(sampling_of(this->context_, row).alternatives(), 1);
+        list_largest(out, first, this->outputs(), wanted, best);
     }
 };
 

@@ -94,6 +94,7 @@ class _Collector:
         back: np.ndarray | int = 0,
         rows: bool = True,
         columns: tuple[np.ndarray | int, np.ndarray | int] | None = None,
+        writes: bool | None = None,
         role: int | None = None,
         counter: np.ndarray | int = NONE,
         group: np.ndarray | int = NONE,
@@ -107,11 +108,12 @@ class _Collector:
           back: how many layers before the task's own.
           rows: whether BATCH_BEGIN and BATCH_COUNT say which rows; all of the buffer otherwise.
           columns: [first, end); all by default.
+          writes: by default, as the field says.
           role: LOAD for inputs, STORE for outputs by default.
           counter, group, head: as in Accesses.
         """
         view, buffer = self._view, self._view[field][tasks]
-        writes = field in (F.OUTPUT, F.OUTPUT_2)
+        writes = field in (F.OUTPUT, F.OUTPUT_2) if writes is None else writes
         extent = self._extents[buffer]
         values: dict[str, np.ndarray | int] = {
             "task": tasks,
@@ -242,14 +244,22 @@ class _Collector:
         self._add(F.INPUT_2, tasks)
         self._add(F.INPUT_3, tasks, rows=False)
         self._add(F.OUTPUT, tasks, columns=self._span(tasks))
-        tasks = view.select(Opcode.SAMPLE_CUTOFF)
-        self._add(F.INPUT, tasks)
+        self.sampling()
+
+    def sampling(self) -> None:
+        """Each range in every pass, each block, each row."""
+        view, ranges = self._view, self._sizes.ranges
+        tasks = view.select(Opcode.SAMPLE_HISTOGRAM)
+        number, dealer = view[F.SPLIT][tasks], view[F.DEALER][tasks]
+        self._add(F.INPUT, tasks, columns=self._span(tasks))
         self._add(F.INPUT_2, tasks)
-        self._add(F.OUTPUT, tasks)
+        self._add(F.OUTPUT, tasks, columns=((number - 1).clip(0) * ranges, number * ranges), writes=False)
+        self._add(F.OUTPUT, tasks, columns=(number * ranges + dealer, number * ranges + dealer + 1))
         tasks = view.select(Opcode.SAMPLE_MASS)
         begin, end = self._span(tasks)
         self._add(F.INPUT, tasks, columns=(begin, end))
         self._add(F.INPUT_2, tasks)
+        self._add(F.INPUT_3, tasks)
         self._add(F.OUTPUT, tasks, columns=(begin // SAMPLE_BLOCK, -(-end // SAMPLE_BLOCK)))
         tasks = view.select(Opcode.SAMPLE_DRAW)
         self._add(F.INPUT, tasks)

@@ -9,6 +9,9 @@ task of the group may have completed proves only what all of them knew (save for
 item is over is not in the clocks: it is known to those who know that a task is over that waited for the item's counter,
 see `known`.
 
+A task that is optional waits, reads and writes where a row asks for it, and arrives in any case. So what comes after it
+knows that it has ended, and no more: nothing of what it may have waited for.
+
 A step begins with a live row: a quantum runs only then, and END_STEP ends it otherwise. So there is a row whose items
 of attention were run, after the queries that they waited for, and a token's experts are active in every MoE layer.
 """
@@ -19,7 +22,7 @@ import dataclasses
 
 import numpy as np
 
-from ..abi import Field, Opcode
+from ..abi import OPERATIONS, Field, Opcode
 from .form import slice_range
 from .groups import ATTENTION, Group
 from .operands import Sizes
@@ -57,6 +60,8 @@ class Clocks:
         self._known = np.zeros((counters + len(groups), chains), kind)
         self._known[counters:] = np.iinfo(kind).max
         self._counters = counters
+        optional = [code for code, operation in OPERATIONS.items() if operation.optional]
+        self._optional = np.isin(view.opcode, optional)
         self.choice, self.load, self.store = (np.zeros((n, chains), kind) for _ in range(3))
         self._roles = np.zeros((4, view.schedule.sms, chains), kind)  # producer, loader, store, side
         self._first, self._count = view[F.WAIT], np.where(view[F.WAIT_COUNT] > 0, view[F.WAIT_COUNT], 0)
@@ -100,8 +105,10 @@ class Clocks:
     def _in_order(self, tasks: np.ndarray, role: int) -> None:
         sm = self.view.sm[tasks]
         clock = self._roles[role, sm]
+        before = clock.copy()
         self._wait(tasks, clock, self._first, self._count)
         self.load[tasks] = self.store[tasks] = clock
+        clock = np.where(self._optional[tasks, None], before, clock)
         self._end(tasks, clock)
         self._roles[role, sm] = clock
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from ..abi import Buffer, Field, Opcode
+from ..abi import PASSES, Buffer, Field, Opcode
 from .accesses import NONE, Accesses
 from .faults import Report
 from .operands import Sizes
@@ -70,6 +70,7 @@ def check_coverage(view: View, sizes: Sizes, accesses: Accesses, values: Values,
             continue
         tasks = accesses.task[writes[first:end]]
         _check_exact(own, (int(rows), int(columns)), tasks, values.name(value), report)
+    _check_histograms(view, sizes, report)
     _check_drawn(view, sizes, report)
     _check_products(view, sizes, report)
 
@@ -96,6 +97,16 @@ def _check_exact(parts: np.ndarray, extent: tuple[int, int], tasks: np.ndarray, 
                 found, text = (top <= i + 1) & (i <= bottom) & (left <= j + 1) & (j <= right), "never written; beside:"
             by = "; ".join(report.describe(int(task)) for task in tasks[found][:4])
             report.add(_RULE, f"{name}, {place}, is {text} {by or 'nobody'}")
+
+
+def _check_histograms(view: View, sizes: Sizes, report: Report) -> None:
+    """Every token of every row is counted once in each pass."""
+    every = view.select(Opcode.SAMPLE_HISTOGRAM)
+    for number in range(PASSES):
+        tasks = every[view[F.SPLIT][every] == number]
+        row, column = view[F.BATCH_BEGIN][tasks], view[F.ROW_BEGIN][tasks]
+        parts = np.stack([row, row + view[F.BATCH_COUNT][tasks], column, column + view[F.ROW_COUNT][tasks]])
+        _check_exact(parts, (sizes.batch, sizes.vocabulary), tasks, f"the histogram of pass {number}", report)
 
 
 def _check_drawn(view: View, sizes: Sizes, report: Report) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..abi import OPERATIONS, SAMPLE_BLOCK, Buffer, Field, Opcode, Weight
+from ..abi import OPERATIONS, PASSES, SAMPLE_BLOCK, Buffer, Field, Opcode, Weight
 from .faults import Report
 from .operands import OPERANDS, Sizes
 from .view import View
@@ -117,7 +117,8 @@ class _Form:
         total = self._sizes.rows(opcode)
         begin, count = self._view[F.ROW_BEGIN][tasks], self._view[F.ROW_COUNT][tasks]
         end = begin + count
-        least = 0 if opcode is Opcode.LM_HEAD else 1  # a vocabulary may have fewer tiles than there are SMs
+        # A vocabulary may have fewer tiles, or blocks, than there are SMs.
+        least = 0 if opcode in (Opcode.LM_HEAD, Opcode.SAMPLE_HISTOGRAM, Opcode.SAMPLE_MASS) else 1
         good = (count >= least) & (begin >= 0) & (end <= total)
         self._expect("rows", F.ROW_COUNT, tasks, good, "{} or more rows from {} on, of {}", least, begin, total)
         if opcode in (Opcode.MOE_UPGATE_ACT, Opcode.MOE_UPGATE_ACT_DRAIN):
@@ -127,7 +128,7 @@ class _Form:
             d = self._config.head_dim
             good = (begin // d == (end - 1) // d) & (begin % 2 == 0) & (count % 2 == 0)
             self._expect("rows", F.ROW_COUNT, tasks, good, "rows of one head, in whole pairs, from {} on", begin)
-        elif opcode is Opcode.SAMPLE_MASS:
+        elif opcode in (Opcode.SAMPLE_HISTOGRAM, Opcode.SAMPLE_MASS):
             good = (begin % SAMPLE_BLOCK == 0) & ((end % SAMPLE_BLOCK == 0) | (end == total))
             self._expect("rows", F.ROW_COUNT, tasks, good, "whole blocks of {} from {} on", SAMPLE_BLOCK, begin)
 
@@ -161,6 +162,9 @@ class _Form:
             safe = np.maximum(width, 1)
             good = (width >= 1) & (count % safe == 0) & (begin % safe == 0)
             self._expect("columns", F.K_SLICE, tasks, good, "a divisor of K_COUNT {} and K_BEGIN {}", count, begin)
+        tasks = self._view.select(Opcode.SAMPLE_HISTOGRAM)
+        number = self._view[F.SPLIT][tasks]
+        self._expect("pass", F.SPLIT, tasks, (number >= 0) & (number < PASSES), "0 to {}", PASSES - 1)
         tasks, parts = self._view.select(Opcode.O_PROJ), self._sizes.splits
         split = self._view[F.SPLIT][tasks]
         self._expect("part", F.SPLIT, tasks, (split >= 0) & (split < parts), "0 to {}", parts - 1)
@@ -169,7 +173,8 @@ class _Form:
         tasks, most = self._view.reading(F.DEALERS), len(self._view)
         dealers = self._view[F.DEALERS][tasks]
         self._expect("dealer", F.DEALERS, tasks, (dealers >= 1) & (dealers <= most), "1 to {}, all tasks", most)
-        tasks = self._view.select(Opcode.LM_HEAD, Opcode.SAMPLE_CUTOFF)
+        sampling = Opcode.SAMPLE_HISTOGRAM, Opcode.SAMPLE_MASS, Opcode.SAMPLE_DRAW
+        tasks = self._view.select(Opcode.LM_HEAD, *sampling)
         ranges = self._sizes.ranges
         good = self._view[F.DEALERS][tasks] == ranges
         self._expect("dealer", F.DEALERS, tasks, good, "{}, the ranges of RANGE_BEST", ranges)

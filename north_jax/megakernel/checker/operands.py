@@ -8,7 +8,7 @@ import enum
 import numpy as np
 
 from ...config import DENSE, SPARSE, Config
-from ..abi import SAMPLE_BLOCK, Buffer, Field, Opcode, Weight
+from ..abi import PASSES, SAMPLE_BLOCK, Buffer, Field, Opcode, Weight
 
 _B = Buffer
 
@@ -107,9 +107,9 @@ OPERANDS: dict[Opcode, Operands] = {
     ),
     Opcode.MOE_COMBINE: _operands(Place.SPARSE, None, (_B.EXPERT_OUT, _B.TOPK, _B.ROUTES), (_B.MLP_OUT,)),
     Opcode.LM_HEAD: _operands(Place.HEAD, Weight.EMBED, (_HIDDEN,), (_B.LOGITS, _B.RANGE_BEST)),
-    Opcode.SAMPLE_CUTOFF: _operands(Place.HEAD, None, (_B.LOGITS, _B.RANGE_BEST), (_B.CUTOFF,)),
-    Opcode.SAMPLE_MASS: _operands(Place.HEAD, None, (_B.LOGITS, _B.CUTOFF), (_B.MASS,)),
-    Opcode.SAMPLE_DRAW: _operands(Place.HEAD, None, (_B.LOGITS, _B.CUTOFF, _B.MASS)),
+    Opcode.SAMPLE_HISTOGRAM: _operands(Place.HEAD, None, (_B.LOGITS, _B.RANGE_BEST), (_B.SEARCH,)),
+    Opcode.SAMPLE_MASS: _operands(Place.HEAD, None, (_B.LOGITS, _B.RANGE_BEST, _B.SEARCH), (_B.MASS,)),
+    Opcode.SAMPLE_DRAW: _operands(Place.HEAD, None, (_B.LOGITS, _B.RANGE_BEST, _B.MASS), (_B.SEARCH,)),
     Opcode.END_STEP: _operands(Place.ANY, None),
 }
 
@@ -129,7 +129,7 @@ class Sizes:
     dense_width: int
     vocabulary: int
     splits: int  # parts of ATTENTION_OUT
-    ranges: int  # of RANGE_BEST
+    ranges: int  # of RANGE_BEST and SEARCH
 
     @property
     def group(self) -> int:
@@ -167,6 +167,7 @@ class Sizes:
             Opcode.MOE_DOWN_DRAIN: self.hidden,
             Opcode.MOE_COMBINE: self.hidden,
             Opcode.LM_HEAD: self.vocabulary,
+            Opcode.SAMPLE_HISTOGRAM: self.vocabulary,
             Opcode.SAMPLE_MASS: self.vocabulary,
         }[opcode]
 
@@ -177,8 +178,9 @@ class Sizes:
     def extent(self, buffer: Buffer) -> tuple[int, int]:
         """Rows and columns of a buffer as the checker counts them.
 
-        Rows are those of the batch where it has them. Parts of ATTENTION_OUT lie side by side; an entry of TOPK, CUTOFF
-        and RANGE_BEST, the routes and an assignment are one column each.
+        Rows are those of the batch where it has them. Parts of ATTENTION_OUT lie side by side; an entry of TOPK, the
+        entries of a range in RANGE_BEST, the routes and an assignment are one column each. A column of SEARCH is what a
+        range does for a pass: its state, and its part of the histogram's sums.
         """
         columns = {
             Buffer.RESIDUAL: self.hidden,
@@ -195,6 +197,7 @@ class Sizes:
             Buffer.MLP_OUT: self.hidden,
             Buffer.LOGITS: self.vocabulary,
             Buffer.RANGE_BEST: self.ranges,
+            Buffer.SEARCH: PASSES * self.ranges,
             Buffer.MASS: self.blocks,
             Buffer.GATHERED: self.assignments,
         }

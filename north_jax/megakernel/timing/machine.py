@@ -65,7 +65,10 @@ class Kernel:
     top_k_warps: int = 4  # rows whose experts are chosen at once
     bulk_staging: bool = False  # activations come as bulk copies, not as batches of loads
     sampling: bool = True  # False: a step ends with its logits
-    cutoff_passes: float = 0.0  # of SAMPLE_CUTOFF over a row's logits; none for greedy rows, about 5 for top-p
+    search_passes: int = (
+        0  # of SAMPLE_HISTOGRAM that rows ask for: 3 for top-k or top-p, 6 for both, 0 if all are greedy
+    )
+    vocabulary_scale: float = 1.0  # tokens that one of a shortened vocabulary stands for
 
 
 H200 = Machine("H200", datasheet=4.8e6)

@@ -113,8 +113,7 @@ def predict(
     layers = small.config.num_hidden_layers
     schedule = _build(small.config, batch=step.batch, sms=sms, order=order, splits=splits)
     # The sampler reads all tokens.
-    passes = kernel.cutoff_passes * config.vocab_size / small.config.vocab_size
-    kernel = dataclasses.replace(kernel, cutoff_passes=passes)
+    kernel = dataclasses.replace(kernel, vocabulary_scale=config.vocab_size / small.config.vocab_size)
     program = translate(schedule, Load(step.positions, step.active[:layers]), machine, kernel)
     timeline = simulate(program, machine, kernel, 2, until=layers - small.period)
     return _extrapolate(small, program, timeline, machine, kernel)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
-from ..abi import MAX_SPLITS, OPERATIONS, PAGE_TOKENS, Buffer, Field, Lane, Opcode
+from ..abi import MAX_SPLITS, OPERATIONS, PAGE_TOKENS, PASS_BITS, Buffer, Field, Lane, Opcode
 from ..division import attention_items, attention_splits, dealt
 from ..schedule import Schedule
 from ..tasks import TILE_ROWS
@@ -19,7 +19,7 @@ type _Task = list[int]
 _ATTENTION = (Opcode.ATTN_DECODE, Opcode.ATTN_DRAIN)
 _EXPERT_UP = (Opcode.MOE_UPGATE_ACT, Opcode.MOE_UPGATE_ACT_DRAIN)
 _EXPERT_DOWN = (Opcode.MOE_DOWN, Opcode.MOE_DOWN_DRAIN)
-_SAMPLING = (Opcode.SAMPLE_CUTOFF, Opcode.SAMPLE_MASS, Opcode.SAMPLE_DRAW, Opcode.END_STEP)
+_SAMPLING = (Opcode.SAMPLE_HISTOGRAM, Opcode.SAMPLE_MASS, Opcode.SAMPLE_DRAW, Opcode.END_STEP)
 _PHASES = {
     Opcode.QKV_PROJ: Phase.QKV,
     Opcode.ROUTER_GEMM: Phase.ROUTER,
@@ -125,10 +125,13 @@ class _Stages:
             size = task[F.ROW_COUNT] * config.hidden_size * self._type
         elif opcode == Opcode.MOE_COMBINE:
             size = rows * config.num_experts_per_tok * task[F.ROW_COUNT] * _FLOAT
-        elif opcode == Opcode.SAMPLE_CUTOFF:
-            size = round(self._kernel.cutoff_passes * rows * config.vocab_size * _FLOAT)
-        elif opcode == Opcode.SAMPLE_MASS and self._kernel.cutoff_passes:
-            size = rows * task[F.ROW_COUNT] * _FLOAT
+        elif opcode in (Opcode.SAMPLE_HISTOGRAM, Opcode.SAMPLE_MASS):
+            passes = self._kernel.search_passes
+            if passes > (task[F.SPLIT] if opcode == Opcode.SAMPLE_HISTOGRAM else 0):
+                size = round(rows * task[F.ROW_COUNT] * _FLOAT * self._kernel.vocabulary_scale)
+                size += rows * 2**PASS_BITS * 8 * (task[F.SPLIT] > 0 or opcode == Opcode.SAMPLE_MASS)
+            else:  # no row asks for it
+                counters, compute = (), 0.0
         elif opcode == Opcode.END_STEP:
             arrivals = ((self._program.end, 1),)
         loads = OPERATIONS[opcode].lane == Lane.LOADER
