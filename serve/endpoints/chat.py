@@ -39,7 +39,7 @@ from ..protocol.chat_response import (
 from ..protocol.decode import encode
 from ..protocol.errors import ApiError, invalid_value
 from ..protocol.logprobs import LoggedToken, chat_logprobs
-from ..protocol.sampling import adjustments, sampling_params, stop_strings
+from ..protocol.sampling import sampling_params, stop_strings
 from ..protocol.usage import Usage
 from .chat_choice import ChatChoice, LoggedContent
 from .errors import as_api_error
@@ -77,8 +77,6 @@ async def create_chat_completion(service: Service, request: Request) -> AnyRespo
     service.check_model(body.model)
     stops = stop_strings(body)
     demand = demand_of(body)
-    asked = {"response_format": demand.text is not None, "tool_choice": demand.asks, "logprobs": bool(body.logprobs)}
-    service.check_adjustments(asked | adjustments(body))
     n, logprobs = body.choices, body.reported_logprobs
     sampling = sampling_params(body, service.defaults, n, vocab_size=service.vocab_size, logprobs=logprobs)
     service.check_size(_shown_characters(body), "messages")

@@ -17,7 +17,7 @@ from ..protocol.completions import Completion, CompletionChoice, CompletionReque
 from ..protocol.decode import encode
 from ..protocol.errors import context_too_long, invalid_value
 from ..protocol.logprobs import LoggedToken, TextLogprobs, text_logprobs
-from ..protocol.sampling import adjustments, sampling_params, stop_strings
+from ..protocol.sampling import sampling_params, stop_strings
 from ..protocol.stop import StopMatcher
 from ..protocol.usage import Usage
 from .errors import as_api_error
@@ -95,7 +95,6 @@ async def create_completion(service: Service, request: Request) -> AnyResponse:
     body = parse_completion(request.body)
     service.check_model(body.model)
     stops = stop_strings(body)
-    service.check_adjustments({"logprobs": body.logprobs is not None} | adjustments(body))
     given = prompts(body, service.vocab_size)
     for index, prompt in enumerate(given):
         if isinstance(prompt, str):

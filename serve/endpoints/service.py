@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ from ..generation import EngineBridge
 from ..grammar.compiler import GrammarCompiler
 from ..http.message import HttpError, Request
 from ..metrics import Metrics
-from ..protocol.errors import context_too_long, model_not_found, text_too_long, unsupported
+from ..protocol.errors import context_too_long, model_not_found, text_too_long
 from ..protocol.sampling import SamplingDefaults
 
 _NORMALIZED = 3  # characters that a tokenizer's normalizer may make one of
@@ -78,14 +78,6 @@ class Service:
     ) -> EngineRequest:
         stops = frozenset() if ignore_eos else self.stop_token_ids
         return EngineRequest(f"{answer_id}:{index}", prompt, max_tokens, sampling, stops, grammar)
-
-    def check_adjustments(self, asked: Mapping[str, object]) -> None:
-        """Refuses what this engine can't do. `asked`: parameter → truth, those whose value asks for something.
-
-        Raises ApiError 400.
-        """
-        if not self.bridge.engine.adjusts and (name := next((name for name, asks in asked.items() if asks), None)):
-            raise unsupported(name, "the backend of this server draws without it (--backend jax does it)")
 
 
 def new_id(prefix: str) -> str:

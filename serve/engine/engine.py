@@ -56,7 +56,6 @@ class JaxEngine:
         """
         self.max_context = plan.max_context
         self.max_requests = plan.slots + max_queue
-        self.adjusts = decoder.backend != "megakernel"  # which draws plain rows only
         self._scheduler = Scheduler(config, plan, max_queue=max_queue, prefix_cache=prefix_cache)
         self._decoder = decoder
         self._runner = Runner(config, params, plan, decoder)

@@ -83,7 +83,6 @@ class RequestTooLong(Exception):
 class Engine(Protocol):
     max_context: int
     max_requests: int  # that it can hold at once, running and waiting
-    adjusts: bool  # whether requests may have penalties, a bias, log-probabilities or a grammar
 
     def submit(self, request: EngineRequest, deliver: Callable[[TokenEvent], None]) -> None:
         """Queues a request; thread-safe. `deliver` is called from the engine's thread and must not block.

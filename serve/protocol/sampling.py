@@ -103,16 +103,6 @@ def stop_strings(body: CommonFields) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def adjustments(body: CommonFields) -> dict[str, bool]:
-    """The parameters that change logits before the draw, and whether the request's value does."""
-    return {
-        "presence_penalty": bool(body.presence_penalty),
-        "frequency_penalty": bool(body.frequency_penalty),
-        "repetition_penalty": body.repetition_penalty not in (None, 1),
-        "logit_bias": bool(body.logit_bias),
-    }
-
-
 def logit_bias(body: CommonFields, vocab_size: int) -> tuple[tuple[int, float], ...]:
     """Pairs of token and bias, by token. Raises ApiError 400 naming the token."""
     given = body.logit_bias or {}

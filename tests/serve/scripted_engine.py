@@ -52,10 +52,8 @@ class ScriptedEngine:
         gated: bool = False,
         step_seconds: float = 0.0,
         cached_tokens: int = 0,
-        adjusts: bool = True,
     ) -> None:
         self.max_context = max_context
-        self.adjusts = adjusts
         self.max_requests = max_queue
         self.requests: list[EngineRequest] = []  # all that were ever submitted
         self.cancelled: list[str] = []  # ids, in the order in which cancellations took effect

@@ -128,22 +128,6 @@ def test_what_cannot_be_enforced_is_a_400(serve_script: ServeScript, fields: Any
     assert caught.value.param == param
 
 
-def test_a_backend_that_draws_plainly_refuses_by_name(serve_script: ServeScript) -> None:
-    server = serve_script(ANSWER, adjusts=False)
-    asked: dict[str, Any] = {
-        "response_format": FORMAT,
-        "logprobs": True,
-        "presence_penalty": 1,
-        "frequency_penalty": 1,
-        "logit_bias": {"1": 1},
-    }
-    for name, value in asked.items():
-        with pytest.raises(openai.BadRequestError) as caught:
-            ask(server, **{name: value})
-        assert caught.value.param == name
-    assert ask(server, presence_penalty=0, logit_bias={}).choices[0].message.content
-
-
 def test_logprobs_of_the_content(serve_script: ServeScript, tokenizer: Tokenizer) -> None:
     server = serve_script(HELLO)
     [choice] = ask(server, logprobs=True, top_logprobs=2).choices
