@@ -116,8 +116,8 @@ async def _endurance(port: int, process: int, connections: int, seconds: float) 
     async def client() -> None:
         nonlocal tokens, answers
         while time.monotonic() < end:
-            tokens += (await _stream(port))[0]
-            answers += 1
+            events, _ = await _stream(port)
+            tokens, answers = tokens + events, answers + 1
 
     async def watch() -> None:
         while time.monotonic() < end:

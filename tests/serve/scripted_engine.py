@@ -52,10 +52,11 @@ class ScriptedEngine:
         gated: bool = False,
         step_seconds: float = 0.0,
         cached_tokens: int = 0,
+        remember: bool = True,
     ) -> None:
         self.max_context = max_context
         self.max_requests = max_queue
-        self.requests: list[EngineRequest] = []  # all that were ever submitted
+        self.requests: list[EngineRequest] = []  # all that were ever submitted, unless `remember` is false
         self.cancelled: list[str] = []  # ids, in the order in which cancellations took effect
         self.produced: dict[str, int] = {}  # tokens delivered by request id
         self.steps = 0
@@ -63,6 +64,7 @@ class ScriptedEngine:
         self._max_queue = max_queue
         self._gated = gated
         self._step_seconds = step_seconds
+        self._remember = remember
         self._cached_tokens = cached_tokens  # what each request is told
         self._rows: dict[str, _Row] = {}
         self._to_cancel: list[str] = []
@@ -83,8 +85,9 @@ class ScriptedEngine:
             if self._draining or len(self._rows) >= self._max_queue:
                 raise QueueFull(2.0)
             assert request.request_id not in self._rows
-            self.requests.append(request)
-            self.produced[request.request_id] = 0
+            if self._remember:
+                self.requests.append(request)
+                self.produced[request.request_id] = 0
             self._rows[request.request_id] = _Row(request, deliver, iter(self._script(request)))
             self._changed.notify_all()
 
@@ -135,7 +138,8 @@ class ScriptedEngine:
                 self._changed.wait_for(lambda: self._stopped or self._to_cancel or self._may_step())
                 for request_id in self._to_cancel if not self._stopped else list(self._rows):
                     if row := self._rows.pop(request_id, None):
-                        self.cancelled.append(request_id)
+                        if self._remember:
+                            self.cancelled.append(request_id)
                         row.deliver(TokenEvent(None, FinishReason.CANCELLED))
                 self._to_cancel = []
                 self._changed.notify_all()
@@ -169,7 +173,8 @@ class ScriptedEngine:
         else:
             logprobs = None if (count := row.request.sampling.logprobs) is None else logprobs_of(token, count)
             row.produced += 1
-            self.produced[row.request.request_id] = row.produced
+            if self._remember:
+                self.produced[row.request.request_id] = row.produced
             if row.produced == row.request.max_tokens:
                 self._end(row, TokenEvent(token, FinishReason.LENGTH, logprobs=logprobs))
             else:
