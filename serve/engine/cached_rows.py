@@ -12,6 +12,7 @@ known one), and it leaves the last ones first. So a block is never idle for long
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from north_jax.config import FULL, Config
@@ -19,20 +20,18 @@ from north_jax.kv_cache import NO_PAGE, PAGE_SIZE, Group, OutOfPages, PagedRows,
 
 from .memory import CachePlan
 
-type _Tokens = tuple[int, ...]
-
 
 class _Block:
     """A node of the tree. The root stands for the empty prefix and has no page."""
 
     __slots__ = ("following", "full", "parent", "sliding", "tokens")
 
-    def __init__(self, parent: _Block | None, tokens: _Tokens, full: int) -> None:
+    def __init__(self, parent: _Block | None, tokens: bytes, full: int) -> None:
         self.parent = parent
         self.tokens = tokens
         self.full = full
         self.sliding = NO_PAGE  # none, or evicted
-        self.following: dict[_Tokens, _Block] = {}
+        self.following: dict[bytes, _Block] = {}
 
 
 class CachedRows:
@@ -59,7 +58,7 @@ class CachedRows:
         self._forget_all(plan.slots)
 
     def _forget_all(self, slots: int) -> None:
-        self._root = _Block(None, (), NO_PAGE)
+        self._root = _Block(None, b"", NO_PAGE)
         self._at = [(self._root, 0)] * slots  # the last block on each row's path, and how many there are
         self._of_full: dict[int, _Block] = {}  # page → block
         self._of_sliding: dict[int, _Block] = {}
@@ -201,5 +200,6 @@ class CachedRows:
             block.sliding = NO_PAGE
 
 
-def _block_tokens(tokens: Sequence[int], number: int) -> _Tokens:
-    return tuple(tokens[number * PAGE_SIZE : (number + 1) * PAGE_SIZE])
+def _block_tokens(tokens: Sequence[int], number: int) -> bytes:
+    """A block's tokens as a key: small, and its hash is computed once."""
+    return array("i", tokens[number * PAGE_SIZE : (number + 1) * PAGE_SIZE]).tobytes()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
 from serve.engine.types import FinishReason
@@ -69,7 +71,7 @@ def test_a_hit_keeps_the_window_of_the_sliding_layers():
     sliding = plan._rows._sliding.allocator
     blocks = {block.tokens: block for block in plan._rows._of_full.values()}
     # The fifth block of six: a hit after five or six blocks sees it (70 positions reach back over two pages).
-    fifth = blocks[tuple(request("a", 397, 3).prompt[256:320])]
+    fifth = blocks[array("i", request("a", 397, 3).prompt[256:320]).tobytes()]
     plan._rows._drop_sliding(fifth)
     run(plan, model, request("b", 397, 3))
     assert found(model, "b") == 256
