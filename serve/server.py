@@ -73,6 +73,7 @@ def run(options: Options) -> int:
                 print(_summary(options, checkpoint, plan, decoder.backend))
                 print(f"listening on {address_of(listener)}")
                 print(f"try: {_curl(options.served_model_name, local_address_of(listener))}", flush=True)
+                engine.warm_up()
 
             asyncio.run(
                 serve_until_signal(

@@ -66,12 +66,18 @@ class JaxEngine:
         self._draining = False
         self._stopped = False
         self._failure: str | None = None
+        self._warmer: threading.Thread | None = None
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
 
     def start(self) -> None:
         """Compiles every shape, then starts the thread."""
         self._runner.compile(self._scheduler.tables())
         self._thread.start()
+
+    def warm_up(self) -> None:
+        """Compiles in the background what only some requests need, so that the first of them does not wait for it."""
+        self._warmer = threading.Thread(target=self._runner.warm_up, args=(lambda: self._draining,), name="warm-up")
+        self._warmer.start()
 
     def submit(self, request: EngineRequest, deliver: Deliver) -> None:
         """Queues a request; see `types.Engine.submit`."""
@@ -113,6 +119,8 @@ class JaxEngine:
             self._stopped = True
             self._steer()
             self._changed.notify_all()
+        if self._warmer is not None:
+            self._warmer.join()
         if self._thread.is_alive():
             self._thread.join(timeout=_LAST_CALL_SECONDS)
             if self._thread.is_alive():

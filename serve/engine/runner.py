@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from north_jax.adjust import mask_words
 from north_jax.config import Config
-from north_jax.decoding import Decoder, Deliver, Drawn, SlotSampler
+from north_jax.decoding import Decoder, Deliver, Draw, Drawn, SlotSampler, TokenHistory
 from north_jax.inference import prefill
 from north_jax.kv_cache import KVCache, PageTables, init_cache
 from north_jax.layers import Array, Params
+from north_jax.sampling import SamplingParams
 
 from .memory import CachePlan
 from .work import DecodeWork, PrefillWork
@@ -73,6 +76,24 @@ class Runner:
         sampler.result()
         self._prefills = {shape: compiled.result() for shape, compiled in prefills.items()}
 
+    def warm_up(self, stopped: Callable[[], bool]) -> None:
+        """Compiles the draws with penalties, a bias, log-probabilities or a grammar, each alone; ends early if told so.
+
+        Beside the running engine, in any thread: it has a sampler of its own, and the compiled code is shared.
+        """
+        logits = jnp.zeros((self._slots, self._config.vocab_size), jnp.float32)
+        everything = np.full(mask_words(self._config.vocab_size), 0xFFFFFFFF, np.uint32)
+        plain = SamplingParams(temperature=0)
+        for draw in (
+            Draw(0, plain, grammar=_Anything(everything)),
+            Draw(0, replace(plain, logprobs=0)),
+            Draw(0, replace(plain, presence_penalty=1.0), TokenHistory([0])),
+            Draw(0, replace(plain, logit_bias=((0, 1.0),))),
+        ):
+            if stopped():
+                return
+            SlotSampler(self._slots, self._config.vocab_size).draw(logits, {0: draw})
+
     def prefill(self, work: PrefillWork, tables: PageTables) -> dict[int, Drawn]:
         """Appends chunks of prompts, in one device call, and draws for those that end with it.
 
@@ -102,6 +123,19 @@ class Runner:
     def decode(self, work: DecodeWork, tables: PageTables, deliver: Deliver) -> None:
         """Runs a quantum of decode steps; see `north_jax.decoding.Decoder.decode`."""
         self._cache = self._decoder.decode(self._cache, tables, work.rows, work.steps, deliver)
+
+
+class _Anything:
+    """A grammar that allows every token."""
+
+    def __init__(self, mask: np.ndarray) -> None:
+        self._mask = mask
+
+    def mask(self) -> np.ndarray:
+        return self._mask
+
+    def accept(self, token: int) -> None:
+        pass
 
 
 # Of the module, so that engines of one model compile it once.

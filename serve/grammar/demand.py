@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Between JSON's tokens: the model may indent, but not fill its context with blanks.
-_SPACE = "[ \\t\\n]{0,32}"
+# Between JSON's tokens: a blank, or a new line and its indentation. With more a model could go on blank for ever.
+_SPACE = "( |\\n[ \\t]{0,40})?"
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 

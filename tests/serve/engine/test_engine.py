@@ -10,10 +10,12 @@ import threading
 import time
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from north_jax.decoding import slot_sampler
 from north_jax.generation import generate_with_logprobs
 from north_jax.kv_cache import cache_bytes, ring_entries
 from north_jax.sampling import SamplingParams
@@ -148,6 +150,23 @@ def test_cancel_mid_generation(engine):
     assert events[-1].finish_reason is FinishReason.CANCELLED
     assert len(events) < 400
     assert engine.stats().pages_used == 0
+
+
+@pytest.mark.slow
+def test_a_warm_engine_compiles_nothing_for_its_first_odd_request(monkeypatch):
+    """Draws with a bias, penalties, log-probabilities or a grammar are compiled in the background."""
+    fresh = jax.jit(slot_sampler._sample.__wrapped__, static_argnames="reports")
+    monkeypatch.setattr(slot_sampler, "_sample", fresh)
+    warm = started_engine()
+    compiled = fresh._cache_size()
+    warm.warm_up()
+    warm._warmer.join(120)
+    assert fresh._cache_size() == compiled + 4
+    collect(warm, request("bias", [5, 6], logit_bias=((9, 1.0),)), request("free", [5, 7]))
+    collect(warm, request("logprobs", [5, 6], logprobs=1))
+    collect(warm, request("penalty", [5, 6], presence_penalty=1.0))
+    assert fresh._cache_size() == compiled + 4
+    warm.shutdown(0)
 
 
 def test_failing_receiver_loses_only_its_own_request(engine):

@@ -140,6 +140,11 @@ def test_any_object(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
         gate.accept(token)
     end = tokenizer.marker_ids[Marker.END_TEXT]
     assert gate.mask()[end // 32] >> np.uint32(end % 32) & 1
+    [gate] = compiler.gates(Demand(text=json_text(None, "f"), may_call=False), 1, thinking=False)
+    for token in [tokenizer.marker_ids[Marker.START_TEXT], *tokenizer.encode_text("{ ")]:
+        gate.accept(token)
+    blank = tokenizer.encode_text(" ")[0]
+    assert not gate.mask()[blank // 32] >> np.uint32(blank % 32) & 1  # no second one
 
 
 def test_choices_go_their_own_ways(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
