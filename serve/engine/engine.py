@@ -11,6 +11,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,11 +22,12 @@ from north_jax.layers import Params
 from .memory import CachePlan
 from .runner import Runner
 from .scheduler import Delivery, Scheduler
-from .types import EngineRequest, EngineStats, EngineUnavailable, FinishReason, TokenEvent
+from .types import EngineRequest, EngineStats, EngineUnavailable, FinishReason, QueueFull, TokenEvent
 from .work import PrefillWork, Work
 
 _log = logging.getLogger(__name__)
 
+_LONGEST_RETRY_SECONDS = 60.0
 _LAST_CALL_SECONDS = 30.0  # for the device call that runs when the engine stops
 
 type Deliver = Callable[[TokenEvent], None]
@@ -63,6 +65,7 @@ class JaxEngine:
         self._deliver: dict[str, Deliver] = {}
         self._cancelled: set[str] = set()  # requests that are to end
         self._decoding: dict[str, int] = {}  # requests that the running quantum began with → slot
+        self._ends: deque[float] = deque(maxlen=16)  # when the last requests ended
         self._draining = False
         self._stopped = False
         self._failure: str | None = None
@@ -89,10 +92,19 @@ class JaxEngine:
             self._scheduler.check(request)
             if request.request_id in self._deliver:
                 raise ValueError(f"request id {request.request_id!r} is in use")
-            self._scheduler.add(request)
+            try:
+                self._scheduler.add(request)
+            except QueueFull:
+                raise QueueFull(self._seconds_between_ends()) from None
             self._deliver[request.request_id] = deliver
             self._steer()
             self._changed.notify()
+
+    def _seconds_between_ends(self) -> float:
+        """How long it took of late until a place became free: when a request ends, one that waits moves up."""
+        if len(self._ends) < 2:
+            return 1.0
+        return min(max((self._ends[-1] - self._ends[0]) / (len(self._ends) - 1), 1.0), _LONGEST_RETRY_SECONDS)
 
     def cancel(self, request_id: str) -> None:
         """Asks for a request's end; it takes effect at the next decode step, or before the next device call."""
@@ -201,6 +213,7 @@ class JaxEngine:
         for request, event in deliveries:
             deliver = self._deliver[request.request_id]
             if event.finish_reason is not None:
+                self._ends.append(time.monotonic())
                 del self._deliver[request.request_id]
                 self._cancelled.discard(request.request_id)
             try:

@@ -112,7 +112,7 @@ class Scheduler:
     def add(self, request: EngineRequest) -> None:
         """Queues a request that `check` accepts. Raises QueueFull."""
         if len(self._waiting) + len(self._running) >= self._max_requests:
-            raise QueueFull(retry_after_s=1.0)
+            raise QueueFull(retry_after_s=1.0)  # the engine, which has a clock, knows better
         history = TokenHistory(request.prompt) if request.sampling.penalises else None
         self._waiting.append(_Entry(request, self._arrivals, list(request.prompt), history, request.max_tokens))
         self._arrivals += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from north_jax.text import Tokenizer
-from serve.options import parse_options
+from serve.options import API_KEY_VARIABLE, parse_options
 from tests.serve.agent_script import call, say, turns
 from tests.serve.api.conftest import ServeScript, Speak
 from tests.serve.server_thread import RunningServer
@@ -103,11 +104,13 @@ def test_opencode_edits_a_file(
     assert "Größe 😀 <|END_ACTION|>" in shown
 
 
-def test_the_example_is_what_the_server_is_by_default() -> None:
+def test_the_example_fits_the_command_in_the_docs() -> None:
     config = json.loads(EXAMPLE.read_text())
-    options = parse_options([])
+    [command] = re.findall(r"^python -m serve (.*)$", (EXAMPLE.parents[1] / "docs" / "opencode.md").read_text(), re.M)
+    options = parse_options(command.split())
     [(provider, settings)] = config["provider"].items()
     assert settings["npm"] == "@ai-sdk/openai-compatible"
     assert settings["options"]["baseURL"] == f"http://{options.host}:{options.port}/v1"
+    assert settings["options"]["apiKey"] == f"{{env:{API_KEY_VARIABLE}}}"
     assert set(settings["models"]) == {options.served_model_name}
     assert config["model"] == config["small_model"] == f"{provider}/{options.served_model_name}"
