@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from north_jax.config import Config
-from north_jax.decoding import DecodeRow, Draw, Drawn, Finish, TokenHistory, TokenRecord, finish_of
+from north_jax.decoding import Drawn, Finish, TokenHistory, TokenRecord, finish_of
 from north_jax.kv_cache import PAGE_SIZE, PageTables, pages_for, ring_entries
 
 from .cached_rows import CachedRows
+from .entry import Entry, Pages, event_of
 from .memory import CachePlan
 from .types import EngineRequest, EngineStats, FinishReason, QueueFull, RequestTooLong, TokenEvent
 from .work import DecodeWork, PrefillRow, PrefillWork, Work
@@ -28,21 +29,6 @@ from .work import DecodeWork, PrefillRow, PrefillWork, Work
 QUANTUM = 32  # decode steps: what a quantum's start costs does not show beyond, and what cannot wait ends it early
 
 type Delivery = tuple[EngineRequest, TokenEvent]
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """A request that waits or runs."""
-
-    request: EngineRequest
-    number: int  # counts arrivals
-    tokens: list[int]  # the prompt and what was generated
-    history: TokenHistory | None  # where penalties look at it
-    remaining: int  # tokens it may still generate
-    slot: int = -1  # none
-    position: int = 0  # tokens in the cache
-    prefilling: bool = True  # else only the newest token is not yet in the cache
-    cached: int = 0  # tokens of its prompt that were found in the cache
 
 
 @dataclass(slots=True)
@@ -53,22 +39,6 @@ class _Counts:
     cached_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
-
-
-@dataclass(slots=True)
-class _Pages:
-    """Pages of both groups."""
-
-    full: int = 0
-    sliding: int = 0
-
-    def __iadd__(self, other: tuple[int, int]) -> _Pages:
-        self.full += other[0]
-        self.sliding += other[1]
-        return self
-
-    def within(self, available: tuple[int, int]) -> bool:
-        return self.full <= available[0] and self.sliding <= available[1]
 
 
 class Scheduler:
@@ -87,8 +57,8 @@ class Scheduler:
         self._ring = ring_entries(config, plan.max_context, plan.chunk)
         self._quantum = min(QUANTUM, plan.chunk)  # a sliding row has room for a chunk of new positions
         self._max_requests = plan.slots + max_queue
-        self._waiting: deque[_Entry] = deque()
-        self._slots: list[_Entry | None] = [None] * plan.slots
+        self._waiting: deque[Entry] = deque()
+        self._slots: list[Entry | None] = [None] * plan.slots
         self._rows = CachedRows(config, plan, reuse=prefix_cache)
         self._prefilled_last = False
         self._arrivals = 0
@@ -114,7 +84,7 @@ class Scheduler:
         if len(self._waiting) + len(self._running) >= self._max_requests:
             raise QueueFull(retry_after_s=1.0)  # the engine, which has a clock, knows better
         history = TokenHistory(request.prompt) if request.sampling.penalises else None
-        self._waiting.append(_Entry(request, self._arrivals, list(request.prompt), history, request.max_tokens))
+        self._waiting.append(Entry(request, self._arrivals, list(request.prompt), history, request.max_tokens))
         self._arrivals += 1
 
     def cancel(self, request_id: str) -> list[Delivery]:
@@ -219,11 +189,11 @@ class Scheduler:
         )
 
     @property
-    def _running(self) -> list[_Entry]:
+    def _running(self) -> list[Entry]:
         """In order of arrival."""
         return sorted((entry for entry in self._slots if entry is not None), key=attrgetter("number"))
 
-    def _owner(self, slot: int) -> _Entry:
+    def _owner(self, slot: int) -> Entry:
         entry = self._slots[slot]
         assert entry is not None, f"nobody owns slot {slot}"
         return entry
@@ -242,13 +212,13 @@ class Scheduler:
             entry.slot, entry.prefilling = self._slots.index(None), True
             self._slots[entry.slot] = entry
 
-    def _has_room(self, entry: _Entry) -> bool:
+    def _has_room(self, entry: Entry) -> bool:
         """Whether there are pages for an entry's tokens, besides what the running ones are about to take.
 
         Those are what is missing of the prompts in the course of being prefilled, and a page for each that decodes:
         else an admission would be followed by an interruption.
         """
-        need = _Pages()
+        need = Pages()
         need += self._most_pages(len(entry.tokens) + 1)
         for other in self._running:
             if other.prefilling:
@@ -259,7 +229,7 @@ class Scheduler:
                 need += (1, 1)
         return not self._running or need.within(self._rows.available)
 
-    def _interrupt(self) -> _Entry:
+    def _interrupt(self) -> Entry:
         """Sends the running request that arrived last back to the head of the queue."""
         entry = self._running[-1]
         self._vacate(entry)
@@ -267,14 +237,14 @@ class Scheduler:
         self._counts.preemptions += 1
         return entry
 
-    def _vacate(self, entry: _Entry) -> None:
+    def _vacate(self, entry: Entry) -> None:
         self._rows.release(entry.slot)
         self._slots[entry.slot] = None
         entry.slot, entry.position = -1, 0
 
     # Prefill.
 
-    def _prefill(self, entries: list[_Entry]) -> tuple[PrefillRow, ...]:
+    def _prefill(self, entries: list[Entry]) -> tuple[PrefillRow, ...]:
         """The next chunks of the first entries, as many as a call takes; none where all their pages went to others.
 
         Of several that are about to compute the same block only the first does so: the others find it done then.
@@ -294,25 +264,28 @@ class Scheduler:
                 rows.append(row)
         return tuple(rows)
 
-    def _take_known(self, entry: _Entry) -> None:
+    def _take_known(self, entry: Entry) -> None:
         known = self._rows.take_known(entry.slot, entry.tokens, entry.position) - entry.position
         entry.position += known
         entry.cached += known if len(entry.tokens) == len(entry.request.prompt) else 0
         self._counts.cached_tokens += known
 
-    def _chunk(self, entry: _Entry) -> PrefillRow | None:
+    def _chunk(self, entry: Entry) -> PrefillRow | None:
         """None when others needed the entry's pages more."""
         tokens = entry.tokens[entry.position : entry.position + self._plan.chunk]
         end = entry.position + len(tokens)
-        while not _within(self._rows.missing(entry.slot, entry.position, end), self._rows.available):
+        while not self._has_pages(entry, end):
             if self._interrupt() is entry:
                 return None
         self._rows.grow(entry.slot, entry.position, end)
         self._counts.prompt_tokens += len(tokens)
-        draw = None
-        if end == len(entry.tokens):
-            draw = Draw(end, entry.request.sampling, entry.history, entry.request.grammar)
+        draw = entry.draw() if end == len(entry.tokens) else None
         return PrefillRow(entry.slot, tuple(tokens), entry.position, draw)
+
+    def _has_pages(self, entry: Entry, end: int) -> bool:
+        need = Pages()
+        need += self._rows.missing(entry.slot, entry.position, end)
+        return need.within(self._rows.available)
 
     # Decode.
 
@@ -325,14 +298,14 @@ class Scheduler:
             while steps and not self._grow_all(entries, steps):
                 steps //= 2
             if steps:
-                return DecodeWork(tuple(_decode_row(entry) for entry in entries), steps)
+                return DecodeWork(tuple(entry.decode_row() for entry in entries), steps)
             self._interrupt()
         return None
 
-    def _grow_all(self, entries: list[_Entry], steps: int) -> bool:
+    def _grow_all(self, entries: list[Entry], steps: int) -> bool:
         """Makes room for `steps` more tokens of each, or changes nothing. Never beyond a request's own length."""
         ends = [entry.position + min(steps, entry.remaining) for entry in entries]
-        need = _Pages()
+        need = Pages()
         for entry, end in zip(entries, ends, strict=True):
             need += self._rows.missing(entry.slot, entry.position, end)
         if not need.within(self._rows.available):
@@ -341,12 +314,12 @@ class Scheduler:
             self._rows.grow(entry.slot, entry.position, end)
         return True
 
-    def _drawn(self, entry: _Entry, record: TokenRecord) -> Delivery:
+    def _drawn(self, entry: Entry, record: TokenRecord) -> Delivery:
         """Notes what was drawn for an entry, or ends it; gives the event of its request."""
         if record.finish is not Finish.ERROR:  # else what was computed is not worth keeping
             self._rows.remember(entry.slot, entry.tokens, entry.position)
         self._counts.generated_tokens += record.token >= 0
-        event = _event(record)
+        event = event_of(record)
         if len(entry.tokens) == len(entry.request.prompt):
             event = event._replace(cached_tokens=entry.cached)
         entry.tokens.append(record.token)
@@ -354,35 +327,3 @@ class Scheduler:
         if record.finish is not Finish.NONE:
             self._vacate(entry)
         return entry.request, event
-
-
-def _within(need: tuple[int, int], available: tuple[int, int]) -> bool:
-    return need[0] <= available[0] and need[1] <= available[1]
-
-
-def _decode_row(entry: _Entry) -> DecodeRow:
-    return DecodeRow(
-        slot=entry.slot,
-        token=entry.tokens[-1],
-        position=entry.position,
-        remaining=entry.remaining,
-        stop_token_ids=entry.request.stop_token_ids,
-        sampling=entry.request.sampling,
-        history=entry.history,
-        grammar=entry.request.grammar,
-    )
-
-
-def _event(record: TokenRecord) -> TokenEvent:
-    """The record as its request sees it: without a token that only ends it."""
-    match record.finish:
-        case Finish.NONE:
-            return TokenEvent(record.token, None, logprobs=record.logprobs)
-        case Finish.LENGTH:
-            return TokenEvent(record.token, FinishReason.LENGTH, logprobs=record.logprobs)
-        case Finish.STOP:
-            return TokenEvent(None, FinishReason.STOP)
-        case Finish.CANCELLED:
-            return TokenEvent(None, FinishReason.CANCELLED)
-        case Finish.ERROR:
-            return TokenEvent(None, FinishReason.ERROR, "the logits are not finite, or its grammar allows no token")
