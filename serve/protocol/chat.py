@@ -254,7 +254,11 @@ def demand_of(body: ChatRequest) -> Demand:
         for at, tool in tools:
             if tool.parameters is not None and tool.parameters.get("type", "object") != "object":
                 raise invalid_value(f"{at}.parameters", "expected a schema of type 'object'")
-        action = tool_calls([(tool.name, tool.parameters, f"{at}.parameters") for at, tool in tools], several=several)
+        shapes = [
+            (tool.name, tool.parameters if forced or tool.strict else {"type": "object"}, f"{at}.parameters")
+            for at, tool in tools
+        ]
+        action = tool_calls(shapes, several=several)
     demand = Demand(text, action, may_speak=not forced, may_call=body.may_call_tools or text is None)
     if demand.asks and body.ignore_eos:
         raise invalid_value("ignore_eos", "not together with 'response_format' or tool calls that are enforced")

@@ -85,6 +85,8 @@ def test_calls_in_parallel_can_be_forbidden(serve_script: ServeScript) -> None:
     with pytest.raises(openai.InternalServerError, match="the grammar forbids"):
         ask(serve_script(two), tools=TOOLS, parallel_tool_calls=False)
     assert ask(serve_script(HELLO), tools=TOOLS, parallel_tool_calls=False).choices[0].message.content
+    loose: Any = [{"type": "function", "function": {"name": "read", "parameters": {"not": {}}}}]  # not enforced: no 400
+    assert ask(serve_script(ONE_CALL), tools=loose, parallel_tool_calls=False).choices[0].message.tool_calls
 
 
 def test_strict_tools_are_enforced_when_they_are_called(serve_script: ServeScript) -> None:
