@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from north_jax.logprobs import Logprobs
@@ -42,6 +43,9 @@ class ChatChoice:
     @property
     def stopped(self) -> bool:
         return self._stop.stopped
+
+    def begin(self, prompt: Sequence[Logprobs]) -> list[Delta]:
+        return []  # a chat never asks
 
     def push(self, token: int, logprobs: Logprobs | None) -> list[Delta]:
         self.tokens += 1

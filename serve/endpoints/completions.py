@@ -33,21 +33,45 @@ class Piece(NamedTuple):
     logged: tuple[LoggedToken, ...] = ()
 
 
+class Echo(NamedTuple):
+    """A prompt that is given back with log-probabilities."""
+
+    text: str
+    tokens: tuple[int, ...]
+    hidden: int  # tokens at its beginning that the client has not given: BOS
+
+
 class TextChoice:
     """A completion's text: markers left out, cut at the first stop string."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...], echo: Echo | None = None, *, mute: bool) -> None:
+        """`echo`: the prompt, where it comes with log-probabilities; `mute`: nothing but the prompt was asked for."""
         self.tokens = self.cached_tokens = 0
+        self._tokenizer = tokenizer
+        self._echo = echo
+        self._mute = mute
         self._skipped = tokenizer.control
         self._detokenizer = Detokenizer(tokenizer)
         self._stop = StopMatcher(stops)
-        self._logged = LoggedText()
+        self._logged = LoggedText(0 if echo is None else len(echo.text))
 
     @property
     def stopped(self) -> bool:
         return self._stop.stopped
 
+    def begin(self, prompt: Sequence[Logprobs]) -> list[Piece]:
+        assert self._echo is not None
+        detokenizer, offset = Detokenizer(self._tokenizer), 0
+        logged = []
+        for index, token in enumerate(self._echo.tokens):
+            if index >= self._echo.hidden:
+                logged.append(LoggedToken(token, offset, prompt[index - 1] if index else None))
+                offset += len(detokenizer.push(token))
+        return [Piece(self._echo.text, tuple(logged))]
+
     def push(self, token: int, logprobs: Logprobs | None) -> list[Piece]:
+        if self._mute:
+            return []
         self.tokens += 1
         if token in self._skipped:
             return []
@@ -101,7 +125,8 @@ async def create_completion(service: Service, request: Request) -> AnyResponse:
             service.check_size(len(prompt), _field(given, index))
     encoded = await service.in_worker(lambda: [_encode(service, prompt) for prompt in given])
     for index, ids in enumerate(encoded):
-        _check_room(service, ids, body.token_limit, _field(given, index))
+        # A token is drawn after a prompt that is reported, also where none is asked for.
+        _check_room(service, ids, max(body.token_limit, int(body.reports_prompt)), _field(given, index))
 
     n = body.choices
     answer = _Answer(
@@ -109,8 +134,16 @@ async def create_completion(service: Service, request: Request) -> AnyResponse:
         request=request,
         body=body,
         prompt_tokens=sum(len(ids) for ids in encoded),
-        echoes=[_spelled(service, prompt) if body.echo else "" for prompt in given for _ in range(n)],
-        choices=[TextChoice(service.tokenizer, stops) for _ in range(len(given) * n)],
+        echoes=[
+            _spelled(service, prompt) if body.echo and not body.reports_prompt else ""
+            for prompt in given
+            for _ in range(n)
+        ],
+        choices=[
+            TextChoice(service.tokenizer, stops, echo, mute=body.token_limit == 0)
+            for echo in _logged_echoes(service, body, given, encoded)
+            for _ in range(n)
+        ],
         id=new_id("cmpl"),
     )
     generation = _generate(answer, encoded)
@@ -119,12 +152,32 @@ async def create_completion(service: Service, request: Request) -> AnyResponse:
     return await _whole(answer, generation)
 
 
+def _logged_echoes(
+    service: Service, body: CompletionRequest, given: list[Prompt], encoded: list[tuple[int, ...]]
+) -> list[Echo | None]:
+    if not body.reports_prompt:
+        return [None] * len(given)
+    bos = int(service.tokenizer.bos_id is not None)
+    return [
+        Echo(_spelled(service, prompt), ids, bos if isinstance(prompt, str) else 0)
+        for prompt, ids in zip(given, encoded, strict=True)
+    ]
+
+
 def _generate(answer: _Answer, encoded: list[tuple[int, ...]]) -> Generation:
-    service, n, limit = answer.service, answer.body.choices, answer.body.token_limit
-    body = answer.body
+    service, body, n = answer.service, answer.body, answer.body.choices
+    limit = max(body.token_limit, int(body.reports_prompt))
     sampling = sampling_params(body, service.defaults, n, vocab_size=service.vocab_size, logprobs=body.logprobs)
     requests = [
-        service.engine_request(answer.id, row * n + choice, ids, limit, sampling[choice], ignore_eos=body.ignore_eos)
+        service.engine_request(
+            answer.id,
+            row * n + choice,
+            ids,
+            limit,
+            sampling[choice],
+            ignore_eos=body.ignore_eos or body.token_limit == 0,
+            prompt_logprobs=body.reports_prompt,
+        )
         for row, ids in enumerate(encoded)
         for choice in range(n)
     ]
@@ -137,7 +190,7 @@ async def _steps(answer: _Answer, generation: Generation) -> AsyncIterator[list[
     yield [Step(index, [Piece(echo)], None) for index, echo in enumerate(answer.echoes) if echo]
     async for made in steps(generation, answer.choices):
         yield made
-    if answer.body.token_limit == 0:
+    if answer.body.token_limit == 0 and not answer.body.reports_prompt:
         yield [Step(index, [], FinishReason.LENGTH) for index in range(len(answer.choices))]
 
 

@@ -16,9 +16,10 @@ class LoggedText:
     it begins, and not at all when that text is cut off.
     """
 
-    def __init__(self) -> None:
-        self._length = 0  # characters of the text, held back or not
-        self._given = 0
+    def __init__(self, begin: int = 0) -> None:
+        """`begin`: characters that come before the text, which offsets count too."""
+        self._length = begin  # characters of the text, held back or not
+        self._given = begin
         self._waiting: deque[LoggedToken] = deque()
 
     def note(self, token: int, logprobs: Logprobs) -> None:

@@ -75,9 +75,10 @@ class Service:
         *,
         ignore_eos: bool | None = None,
         grammar: Grammar | None = None,
+        prompt_logprobs: bool = False,
     ) -> EngineRequest:
         stops = frozenset() if ignore_eos else self.stop_token_ids
-        return EngineRequest(f"{answer_id}:{index}", prompt, max_tokens, sampling, stops, grammar)
+        return EngineRequest(f"{answer_id}:{index}", prompt, max_tokens, sampling, stops, grammar, prompt_logprobs)
 
 
 def new_id(prefix: str) -> str:

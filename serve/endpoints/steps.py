@@ -22,6 +22,9 @@ class Choice[D](Protocol):
     def stopped(self) -> bool:
         """A stop string has appeared: no further token is wanted."""
 
+    def begin(self, prompt: Sequence[Logprobs]) -> list[D]:
+        """The log-probabilities of the prompt's tokens but the first, where the request asks for them."""
+
     def push(self, token: int, logprobs: Logprobs | None) -> list[D]: ...
 
     def end(self, finish: FinishReason) -> list[D]:
@@ -65,7 +68,8 @@ async def steps[D](generation: Generation, choices: Sequence[Choice[D]]) -> Asyn
             token, reason = event.token, event.finish_reason
             if choice.stopped:
                 continue  # tokens that came before the cancellation reached the engine
-            deltas = [] if token is None else choice.push(token, event.logprobs)
+            deltas = [] if event.prompt_logprobs is None else choice.begin(event.prompt_logprobs)
+            deltas += [] if token is None else choice.push(token, event.logprobs)
             finish = None
             if choice.stopped:
                 generation.cancel(index)

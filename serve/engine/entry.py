@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from north_jax.decoding import DecodeRow, Draw, Finish, TokenHistory, TokenRecord
+from north_jax.logprobs import Logprobs
 
 from .types import EngineRequest, FinishReason, TokenEvent
 
@@ -22,6 +23,17 @@ class Entry:
     position: int = 0  # tokens in the cache
     prefilling: bool = True  # else only the newest token is not yet in the cache
     cached: int = 0  # tokens of its prompt that were found in the cache
+    reported: list[Logprobs] = field(default_factory=list)  # of its prompt, where the request asks for it
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has generated anything."""
+        return len(self.tokens) > len(self.request.prompt)
+
+    @property
+    def reports(self) -> bool:
+        """Whether what it prefills is to be reported."""
+        return self.request.prompt_logprobs and not self.begun
 
     def draw(self) -> Draw:
         """The draw after the last of its tokens, once they are in the cache."""

@@ -13,14 +13,15 @@ import numpy as np
 
 from north_jax.adjust import mask_words
 from north_jax.config import Config
-from north_jax.decoding import Decoder, Deliver, Draw, Drawn, SlotSampler, TokenHistory
-from north_jax.inference import prefill
+from north_jax.decoding import Decoder, Deliver, Draw, SlotSampler, TokenHistory
+from north_jax.inference import extend, prefill
 from north_jax.kv_cache import KVCache, PageTables, init_cache
-from north_jax.layers import Array, Params
+from north_jax.layers import Array, Params, head
+from north_jax.logprobs import Logprobs, TopLogprobs, top_logprobs
 from north_jax.sampling import SamplingParams
 
 from .memory import CachePlan
-from .work import DecodeWork, PrefillWork
+from .work import DecodeWork, Prefilled, PrefillRow, PrefillWork
 
 _SHORT = 64  # tokens a row of the smaller prefill shape
 
@@ -94,7 +95,7 @@ class Runner:
                 return
             SlotSampler(self._slots, self._config.vocab_size).draw(logits, {0: draw})
 
-    def prefill(self, work: PrefillWork, tables: PageTables) -> dict[int, Drawn]:
+    def prefill(self, work: PrefillWork, tables: PageTables) -> Prefilled:
         """Appends chunks of prompts, in one device call, and draws for those that end with it.
 
         Args:
@@ -102,7 +103,7 @@ class Runner:
           tables: its page tables, [slots, entries].
 
         Returns:
-          slot → what was drawn, for every row with a `draw`.
+          what was drawn, and what is to be reported.
         """
         rows = _smallest(self._row_shapes, len(work.rows))
         length = _smallest(self._length_shapes, max(len(row.tokens) for row in work.rows))
@@ -115,10 +116,18 @@ class Runner:
             slots[i], starts[i], lengths[i] = row.slot, row.start, len(row.tokens)
         owned = np.minimum(slots, self._slots - 1)
         of_rows = PageTables(tables.full[owned], tables.sliding[owned])
-        call = self._prefills[rows, length]
-        self._cache, logits = call(self._params, self._cache, of_rows, tokens, starts, lengths, slots)
+        arguments = (self._params, self._cache, of_rows, tokens, starts, lengths, slots)
+        reported: dict[int, list[Logprobs]] = {}
+        if (following := work.rows[0].following) is None:
+            self._cache, logits = self._prefills[rows, length](*arguments)
+        else:
+            padded = np.zeros(length, np.int32)
+            padded[: len(following)] = following
+            call = partial(_prefill_and_report, slots=self._slots)  # rare: compiled when it is first asked for
+            self._cache, logits, top = call(self._config, *arguments, padded)
+            reported[work.rows[0].slot] = _reports(work.rows[0], top)
         draws = {row.slot: row.draw for row in work.rows if row.draw is not None}
-        return self._sampler.draw(logits, draws) if draws else {}
+        return Prefilled(self._sampler.draw(logits, draws) if draws else {}, reported)
 
     def decode(self, work: DecodeWork, tables: PageTables, deliver: Deliver) -> None:
         """Runs a quantum of decode steps; see `north_jax.decoding.Decoder.decode`."""
@@ -155,6 +164,35 @@ def _prefill(
     """`prefill`, its logits put into the rows of their slots: [slots, V]; a row of padding has slot = slots."""
     cache, logits = prefill(config, params, cache, tables, tokens, start, length)
     return cache, jnp.zeros((slots, logits.shape[-1])).at[slot].set(logits, mode="drop")
+
+
+@partial(jax.jit, static_argnames=("config", "slots"), donate_argnames="cache")
+def _prefill_and_report(
+    config: Config,
+    params: Params,
+    cache: KVCache,
+    tables: PageTables,
+    tokens: Array,
+    start: Array,
+    length: Array,
+    slot: Array,
+    following: Array,
+    *,
+    slots: int,
+) -> tuple[KVCache, Array, TopLogprobs]:
+    """`_prefill` of one row [1, T], and the log-probabilities of the tokens that follow each position: [T] int32."""
+    cache, x = extend(config, params, cache, tables, tokens, start, length)
+    logits = head(config, params, x[0])  # [T, V]
+    last = jax.lax.dynamic_index_in_dim(logits, jnp.maximum(length[0] - 1, 0))  # [1, V]
+    of_slots = jnp.zeros((slots, logits.shape[-1])).at[slot].set(last, mode="drop")
+    return cache, of_slots, top_logprobs(logits, following)
+
+
+def _reports(row: PrefillRow, top: TopLogprobs) -> list[Logprobs]:
+    assert row.following is not None
+    chosen, tokens, values = map(np.asarray, top)
+    count = row.alternatives
+    return [Logprobs.of(chosen[i], tokens[i][:count], values[i][:count]) for i in range(len(row.following))]
 
 
 def _smallest(shapes: Sequence[int], size: int) -> int:

@@ -12,19 +12,19 @@ The one that arrived first is never interrupted for others, so there is always p
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 
 from north_jax.config import Config
-from north_jax.decoding import Drawn, Finish, TokenHistory, TokenRecord, finish_of
+from north_jax.decoding import Finish, TokenHistory, TokenRecord, finish_of
 from north_jax.kv_cache import PAGE_SIZE, PageTables, pages_for, ring_entries
 
 from .cached_rows import CachedRows
 from .entry import Entry, Pages, event_of
 from .memory import CachePlan
 from .types import EngineRequest, EngineStats, FinishReason, QueueFull, RequestTooLong, TokenEvent
-from .work import DecodeWork, PrefillRow, PrefillWork, Work
+from .work import DecodeWork, Prefilled, PrefillRow, PrefillWork, Work
 
 QUANTUM = 32  # decode steps: what a quantum's start costs does not show beyond, and what cannot wait ends it early
 
@@ -132,12 +132,12 @@ class Scheduler:
         """Whether the first request that waits could be admitted: a reason to end a decode quantum early."""
         return bool(self._waiting) and None in self._slots and self._has_room(self._waiting[0])
 
-    def complete(self, work: PrefillWork, drawn: Mapping[int, Drawn]) -> list[Delivery]:
+    def complete(self, work: PrefillWork, results: Prefilled) -> list[Delivery]:
         """Takes the results of a prefill.
 
         Args:
           work: what `next_work` returned.
-          drawn: slot → what was drawn, for every row with a `draw`.
+          results: of the call.
 
         Returns:
           what each request receives.
@@ -146,11 +146,12 @@ class Scheduler:
         for row in work.rows:
             entry = self._owner(row.slot)
             entry.position = row.start + len(row.tokens)
+            entry.reported += results.reported.get(row.slot, ())
             if row.draw is None:
                 self._rows.remember(row.slot, entry.tokens, entry.position)
                 continue
             entry.prefilling = False
-            token, logprobs = drawn[row.slot]
+            token, logprobs = results.drawn[row.slot]
             finish = finish_of(token, entry.remaining, entry.request.stop_token_ids)
             deliveries.append(self._drawn(entry, TokenRecord(row.slot, token, finish, logprobs)))
         return deliveries
@@ -240,7 +241,7 @@ class Scheduler:
     def _vacate(self, entry: Entry) -> None:
         self._rows.release(entry.slot)
         self._slots[entry.slot] = None
-        entry.slot, entry.position = -1, 0
+        entry.slot, entry.position, entry.reported = -1, 0, []
 
     # Prefill.
 
@@ -253,6 +254,10 @@ class Scheduler:
         begun: set[object] = set()
         for entry in entries:
             if entry.slot < 0 or len(rows) == self._plan.prefill_rows:
+                continue
+            if entry.reports:  # every position of it must be computed, in a call of its own
+                if not rows and (row := self._chunk(entry)) is not None:
+                    return (row,)
                 continue
             self._take_known(entry)
             block = tuple(entry.tokens[entry.position : entry.position + PAGE_SIZE])
@@ -267,7 +272,7 @@ class Scheduler:
     def _take_known(self, entry: Entry) -> None:
         known = self._rows.take_known(entry.slot, entry.tokens, entry.position) - entry.position
         entry.position += known
-        entry.cached += known if len(entry.tokens) == len(entry.request.prompt) else 0
+        entry.cached += 0 if entry.begun else known
         self._counts.cached_tokens += known
 
     def _chunk(self, entry: Entry) -> PrefillRow | None:
@@ -280,7 +285,9 @@ class Scheduler:
         self._rows.grow(entry.slot, entry.position, end)
         self._counts.prompt_tokens += len(tokens)
         draw = entry.draw() if end == len(entry.tokens) else None
-        return PrefillRow(entry.slot, tuple(tokens), entry.position, draw)
+        following = tuple(entry.tokens[entry.position + 1 : end + 1]) if entry.reports else None
+        alternatives = entry.request.sampling.logprobs or 0
+        return PrefillRow(entry.slot, tuple(tokens), entry.position, draw, following, alternatives)
 
     def _has_pages(self, entry: Entry, end: int) -> bool:
         need = Pages()
@@ -320,8 +327,9 @@ class Scheduler:
             self._rows.remember(entry.slot, entry.tokens, entry.position)
         self._counts.generated_tokens += record.token >= 0
         event = event_of(record)
-        if len(entry.tokens) == len(entry.request.prompt):
-            event = event._replace(cached_tokens=entry.cached)
+        if not entry.begun:
+            reported = tuple(entry.reported) if entry.request.prompt_logprobs else None
+            event = event._replace(cached_tokens=entry.cached, prompt_logprobs=reported)
         entry.tokens.append(record.token)
         entry.remaining -= 1
         if record.finish is not Finish.NONE:

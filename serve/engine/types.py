@@ -26,6 +26,7 @@ class EngineRequest:
     sampling: SamplingParams
     stop_token_ids: frozenset[int]
     grammar: Grammar | None = None  # of this request alone; it has accepted nothing yet
+    prompt_logprobs: bool = False  # whether the prompt's tokens are reported too, as `sampling.logprobs` says
 
 
 class FinishReason(StrEnum):
@@ -46,6 +47,7 @@ class TokenEvent(NamedTuple):
     error: str | None = None
     logprobs: Logprobs | None = None  # of the token, where `sampling.logprobs` asks for them
     cached_tokens: int = 0  # in a request's first event: how many of its prompt were found in the KV cache
+    prompt_logprobs: tuple[Logprobs, ...] | None = None  # there too: of each token of the prompt but the first
 
 
 @dataclass(frozen=True, slots=True)

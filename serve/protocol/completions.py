@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from .decode import BodyDecoder
-from .errors import invalid_value, unsupported
+from .errors import invalid_value
 from .fields import COMPLETION_NEUTRAL
 from .logprobs import TextLogprobs
 from .sampling import CommonFields, check_common, check_range
@@ -26,6 +26,11 @@ class CompletionRequest(CommonFields, kw_only=True):
     max_tokens: int | None = None
     echo: bool | None = None
     logprobs: int | None = None
+
+    @property
+    def reports_prompt(self) -> bool:
+        """Whether the echoed prompt comes with its tokens' log-probabilities."""
+        return bool(self.echo) and self.logprobs is not None
 
     @property
     def token_limit(self) -> int:
@@ -60,8 +65,6 @@ def parse_completion(data: bytes) -> CompletionRequest:
     check_common(body)
     check_range("max_tokens", body.max_tokens, 0)
     check_range("logprobs", body.logprobs, 0, _MAX_LOGPROBS)
-    if body.echo and body.logprobs is not None:
-        raise unsupported("logprobs", "this server has no log-probabilities of a prompt, which 'echo' asks for")
     return body
 
 

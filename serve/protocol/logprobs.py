@@ -16,7 +16,7 @@ class LoggedToken(NamedTuple):
 
     token: int
     offset: int  # characters before it
-    logprobs: Logprobs
+    logprobs: Logprobs | None  # None for the first token of a prompt, which nothing precedes
 
 
 class Alternative(msgspec.Struct):
@@ -40,8 +40,8 @@ class TextLogprobs(msgspec.Struct):
     """Of the tokens of a completion, in parallel lists."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None  # None where no alternatives were asked for
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None  # None where no alternatives were asked for
     text_offset: list[int]
 
 
@@ -56,6 +56,7 @@ def chat_logprobs(tokenizer: Tokenizer, logged: Sequence[LoggedToken]) -> ChatLo
                 *named(token, logprobs.logprob), top_logprobs=[Alternative(*named(*pair)) for pair in logprobs.top]
             )
             for token, _, logprobs in logged
+            if logprobs is not None
         ]
     )
 
@@ -73,9 +74,11 @@ def text_logprobs(tokenizer: Tokenizer, logged: Sequence[LoggedToken], count: in
 
     return TextLogprobs(
         tokens=[spelled(token) for token, _, _ in logged],
-        token_logprobs=[logprobs.logprob for _, _, logprobs in logged],
+        token_logprobs=[None if logprobs is None else logprobs.logprob for _, _, logprobs in logged],
         top_logprobs=[
-            {spelled(one): value for one, value in (*logprobs.top, (token, logprobs.logprob))}
+            None
+            if logprobs is None
+            else {spelled(one): value for one, value in (*logprobs.top, (token, logprobs.logprob))}
             for token, _, logprobs in logged
         ]
         if count

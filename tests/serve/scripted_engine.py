@@ -27,6 +27,12 @@ def logprobs_of(token: int, count: int) -> Logprobs:
     return Logprobs(-0.5 - token % 8, tuple(others))
 
 
+def prompt_logprobs_of(request: EngineRequest) -> tuple[Logprobs, ...] | None:
+    if not request.prompt_logprobs:
+        return None
+    return tuple(logprobs_of(token, request.sampling.logprobs or 0) for token in request.prompt[1:])
+
+
 @dataclass
 class _Row:
     request: EngineRequest
@@ -175,14 +181,15 @@ class ScriptedEngine:
             row.produced += 1
             if self._remember:
                 self.produced[row.request.request_id] = row.produced
-            if row.produced == row.request.max_tokens:
-                self._end(row, TokenEvent(token, FinishReason.LENGTH, logprobs=logprobs))
-            else:
-                row.deliver(
-                    TokenEvent(
-                        token, None, logprobs=logprobs, cached_tokens=self._cached_tokens if row.produced == 1 else 0
-                    )
+            event = TokenEvent(token, None, logprobs=logprobs)
+            if row.produced == 1:
+                event = event._replace(
+                    cached_tokens=self._cached_tokens, prompt_logprobs=prompt_logprobs_of(row.request)
                 )
+            if row.produced == row.request.max_tokens:
+                self._end(row, event._replace(finish_reason=FinishReason.LENGTH))
+            else:
+                row.deliver(event)
 
     def _end(self, row: _Row, event: TokenEvent) -> None:
         del self._rows[row.request.request_id]

@@ -176,3 +176,30 @@ def test_the_end_of_the_turn_can_be_ignored(serve_script: ServeScript, speak: Sp
     assert answer.choices[0].finish_reason == "length"
     assert server.engine.requests[0].stop_token_ids == frozenset()
     assert complete(server, "x", max_tokens=5, extra_body={"ignore_eos": True}).choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("limit", [0, 4])
+@pytest.mark.parametrize("spelled", [True, False])
+def test_logprobs_of_an_echoed_prompt(
+    serve_script: ServeScript, tokenizer: Tokenizer, limit: int, spelled: bool
+) -> None:
+    """As evaluations ask for them: of every token that the client gave, but one that nothing precedes."""
+    server = serve_script("abcdefgh")
+    text = "Größe 😀 def"
+    tokens = tokenizer.encode_text(text)
+    answer = complete(server, text if spelled else tokens, echo=True, logprobs=1, max_tokens=limit)
+    [choice] = answer.choices
+    said = tokenizer.encode_text("abcdefgh")[:limit]
+    assert choice.text == text + tokenizer.decode(said)
+    logged = choice.logprobs
+    first = logprobs_of(tokens[0], 1).logprob if spelled else None  # a text follows the BOS
+    assert logged.token_logprobs == [first, *(logprobs_of(token, 1).logprob for token in (*tokens[1:], *said))]
+    assert (logged.top_logprobs[0] is None) == (not spelled) and len(logged.top_logprobs[1]) == 2
+    assert logged.text_offset[0] == 0 and len(logged.text_offset) == len(tokens) + limit
+    assert [choice.text[offset] for offset in logged.text_offset[len(tokens) :]] == list("abcdefgh"[:limit])
+    assert (choice.finish_reason, answer.usage.completion_tokens) == ("length", limit)
+    chunks = list(complete(server, text, echo=True, logprobs=1, max_tokens=limit, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
+    streamed = [token for chunk in chunks for token in chunk.choices[0].logprobs.tokens]
+    assert streamed == logged.tokens
+    assert chunks[-1].choices[0].finish_reason == "length"

@@ -12,7 +12,7 @@ from north_jax.sampling import SamplingParams
 from serve.engine.memory import CachePlan
 from serve.engine.scheduler import QUANTUM, Scheduler
 from serve.engine.types import EngineRequest
-from serve.engine.work import DecodeWork, PrefillWork
+from serve.engine.work import DecodeWork, Prefilled, PrefillWork
 
 CONFIG = tiny_config()  # a window of 70
 STOP = 3
@@ -34,12 +34,12 @@ def scheduler(
     return Scheduler(CONFIG, plan, max_queue=max_queue, prefix_cache=prefix_cache)
 
 
-def request(name, prompt, max_tokens, family=0):
+def request(name, prompt, max_tokens, family=0, reports=False):
     """A prompt of so many tokens; those of one family begin alike."""
     tokens = (
         tuple((family * 7 + i * (family + 1)) % 97 + 1 for i in range(prompt)) if isinstance(prompt, int) else prompt
     )
-    return EngineRequest(name, tuple(tokens), max_tokens, SamplingParams(), frozenset({STOP}))
+    return EngineRequest(name, tuple(tokens), max_tokens, SamplingParams(), frozenset({STOP}), None, reports)
 
 
 def answer(name, count):
@@ -82,8 +82,13 @@ class Model:
         return True
 
     def prefill(self, work: PrefillWork):
-        drawn = {}
+        drawn, reported = {}, {}
         for row in work.rows:
+            if row.following is not None:
+                assert len(work.rows) == 1
+                everything = self.tokens(self.scheduler.request_of(row.slot))
+                assert list(row.following) == everything[row.start + 1 : row.start + len(row.tokens) + 1]
+                reported[row.slot] = list(row.following)  # for log-probabilities: whose they are
             owner = self.scheduler.request_of(row.slot)
             self.computed += len(row.tokens)
             self.append(row.slot, owner, row.tokens, row.start, row.start + len(row.tokens))
@@ -92,7 +97,7 @@ class Model:
                 assert row.draw.sampling is owner.sampling
                 assert row.draw.position == row.start + len(row.tokens)
                 drawn[row.slot] = Drawn(self.draw(owner), None)
-        self.take(self.scheduler.complete(work, drawn))
+        self.take(self.scheduler.complete(work, Prefilled(drawn, reported)))
 
     def decode(self, work: DecodeWork, most):
         """A quantum: a record of each live row a step."""

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from north_jax.decoding import slot_sampler
+from north_jax.forward_pass import forward
 from north_jax.generation import generate_with_logprobs
 from north_jax.kv_cache import cache_bytes, ring_entries
 from north_jax.sampling import SamplingParams
@@ -90,6 +91,22 @@ def test_penalties_bias_and_logprobs_survive_the_batch(engine):
     ]
 
 
+def test_the_prompt_s_log_probabilities_are_those_of_the_whole_sequence(engine):
+    """Over chunks, and although an earlier request has left the prompt in the cache."""
+    prompt = prompts(1, seed=9)[0][:20] * 15  # 300 tokens: two chunks
+    collect(engine, request("before", prompt))
+    events = queue.Queue()
+    engine.submit(replace(request("r", prompt, max_tokens=1, logprobs=2), prompt_logprobs=True), events.put)
+    reported = events.get(timeout=120).prompt_logprobs
+    logits = np.asarray(forward(CONFIG, PARAMS, jnp.asarray([prompt])))[0]
+    expected = np.asarray(jax.nn.log_softmax(logits, axis=-1))
+    assert len(reported) == len(prompt) - 1
+    for position, logprobs in enumerate(reported):
+        assert logprobs.logprob == pytest.approx(expected[position, prompt[position + 1]], abs=1e-3)
+        assert logprobs.top[0][1] == pytest.approx(expected[position].max(), abs=1e-3)
+        assert len(logprobs.top) == 2
+
+
 class _Alternate:
     """A grammar: even and odd tokens in turn. It notes what it accepts."""
 
@@ -155,7 +172,12 @@ def test_cancel_mid_generation(engine):
 @pytest.mark.slow
 def test_a_warm_engine_compiles_nothing_for_its_first_odd_request(monkeypatch):
     """Draws with a bias, penalties, log-probabilities or a grammar are compiled in the background."""
-    fresh = jax.jit(slot_sampler._sample.__wrapped__, static_argnames="reports")
+    original = slot_sampler._sample.__wrapped__
+
+    def of_this_test(*arguments, reports):  # a function that nothing has been compiled for
+        return original(*arguments, reports=reports)
+
+    fresh = jax.jit(of_this_test, static_argnames="reports")
     monkeypatch.setattr(slot_sampler, "_sample", fresh)
     warm = started_engine()
     compiled = fresh._cache_size()

@@ -19,6 +19,7 @@ ARRIVALS = st.lists(
         st.one_of(st.none(), st.none(), st.integers(0, 30)),  # device calls until it is cancelled
         st.booleans(),  # while a quantum runs
         st.integers(0, 1),  # prompts of a family begin alike
+        st.integers(0, 5).map(lambda number: number == 0),  # whether the prompt is reported
     ),
     max_size=14,
 )
@@ -46,8 +47,8 @@ def test_every_request_ends_with_its_own_tokens_and_no_page_leaks(arrivals, size
     model = Model(plan, stops)
     cancellations = {}
     now = 0
-    for i, (prompt, max_tokens, _, gap, cancel, during, family) in enumerate(arrivals):
-        one = request(f"r{i}", prompt, max_tokens, family)
+    for i, (prompt, max_tokens, _, gap, cancel, during, family, reports) in enumerate(arrivals):
+        one = request(f"r{i}", prompt, max_tokens, family, reports)
         plan.check(one)
         plan.add(one)
         if cancel is not None:
@@ -68,6 +69,8 @@ def test_every_request_ends_with_its_own_tokens_and_no_page_leaks(arrivals, size
     for i, (_, max_tokens, stop, *_) in enumerate(arrivals):
         name = f"r{i}"
         tokens = model.received[name]
+        if arrivals[i][-1] and model.events[name][0].finish_reason is not FinishReason.CANCELLED:
+            assert model.events[name][0].prompt_logprobs == request(name, arrivals[i][0], 1, arrivals[i][-2]).prompt[1:]
         assert tokens == [answer(name, count) for count in range(len(tokens))]  # as alone: none lost, none twice
         if model.ended[name] is FinishReason.LENGTH:
             assert len(tokens) == max_tokens

@@ -118,7 +118,6 @@ COMPLETION_REFUSALS = [
     ({"suffix": "x"}, "unsupported_parameter", "suffix"),
     ({"best_of": 3}, "unsupported_parameter", "best_of"),
     ({"logprobs": 6}, "integer_above_max_value", "logprobs"),
-    ({"logprobs": 0, "echo": True}, "unsupported_parameter", "logprobs"),
     ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
     ({"echo": 1}, "invalid_type", "echo"),
     ({"prompt": None}, "invalid_type", "prompt"),
