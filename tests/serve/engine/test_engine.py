@@ -295,6 +295,7 @@ def test_logits_that_are_not_finite_end_the_request():
     poisoned.shutdown(0)
 
 
+@pytest.mark.slow  # its cache has a shape of its own to compile for; test_scheduler_random.py has small pools too
 def test_the_smallest_legal_pool_under_overload():
     """One request of full length fits, and nothing else: interruptions, recomputation, and everybody's own tokens.
 
