@@ -72,40 +72,89 @@ def cache_bytes(config: Config, *, full_pages: int, sliding_pages: int, itemsize
 
 
 class PageAllocator:
-    """The free list of one group: pages are numbers from 0 to `count` − 1."""
+    """Who uses which page of one group: pages are numbers from 0 to `count` − 1.
+
+    A page may have several users. One that is *kept*, because somebody remembers what it holds, becomes idle instead of
+    free when its last user leaves; an idle page may be used again as it is, or dropped, which frees it.
+    """
 
     def __init__(self, count: int) -> None:
         if count < 1:
             raise ValueError(f"a page group needs at least one page, got {count}")
         self.count = count
         self._free = list(range(count - 1, -1, -1))  # the lowest number is handed out first
-        self._used = [False] * count
+        self._users = [0] * count
+        self._kept = [False] * count
+        self._idle: dict[int, None] = {}  # in the order in which they became idle
 
     @property
     def free(self) -> int:
-        """Pages nobody owns."""
+        """Pages nobody uses or keeps."""
         return len(self._free)
 
+    @property
+    def idle(self) -> int:
+        """Pages that are kept and that nobody uses."""
+        return len(self._idle)
+
+    @property
+    def oldest_idle(self) -> int:
+        """The page that has been idle for longest; there must be one."""
+        return next(iter(self._idle))
+
+    def users(self, page: int) -> int:
+        return self._users[page]
+
+    def is_kept(self, page: int) -> bool:
+        return self._kept[page]
+
     def allocate(self, count: int) -> list[int]:
-        """Takes `count` pages. Raises OutOfPages, without effect, when fewer are free."""
+        """Takes `count` free pages, for one user each. Raises OutOfPages, without effect, when fewer are free."""
         if count > len(self._free):
             raise OutOfPages(f"{count} pages needed, {len(self._free)} of {self.count} are free")
         pages = [self._free.pop() for _ in range(count)]
         for page in pages:
-            self._used[page] = True
+            self._users[page] = 1
         return pages
 
+    def share(self, page: int) -> None:
+        """Adds a user to a page that has one or is idle. Raises ValueError for a free page."""
+        if not (self._users[page] or self._kept[page]):
+            raise ValueError(f"page {page} is free")
+        self._idle.pop(page, None)
+        self._users[page] += 1
+
     def release(self, pages: list[int]) -> None:
-        """Gives pages back. Raises ValueError for a page that is not in use."""
+        """Takes one user from each page. Raises ValueError for a page that is not in use."""
         for page in pages:
-            if not 0 <= page < self.count or not self._used[page]:
+            if not 0 <= page < self.count or not self._users[page]:
                 raise ValueError(f"page {page} is not in use")
-            self._used[page] = False
+            self._users[page] -= 1
+            if self._users[page]:
+                continue
+            if self._kept[page]:
+                self._idle[page] = None
+            else:
+                self._free.append(page)
+
+    def keep(self, page: int) -> None:
+        """Marks a page that is in use as one to become idle. Raises ValueError for a page that is not in use."""
+        if not self._users[page]:
+            raise ValueError(f"page {page} is not in use")
+        self._kept[page] = True
+
+    def drop(self, page: int) -> None:
+        """Ends the keeping of a page; an idle one is free then. Raises ValueError for a page that is not kept."""
+        if not self._kept[page]:
+            raise ValueError(f"page {page} is not kept")
+        self._kept[page] = False
+        if page in self._idle:
+            del self._idle[page]
             self._free.append(page)
 
 
 @dataclasses.dataclass
-class _Group:
+class Group:
     """One group's allocator and tables, and the half-open range of logical pages that each row holds."""
 
     has_layers: bool  # a model may lack full or sliding layers: then rows hold no pages of the group
@@ -123,14 +172,50 @@ class _Group:
 
     def apply(self, row: int, drop: range, add: range) -> None:
         """Drops first, so that what a row gives up serves its own growth."""
-        entries = self.table.shape[1]
-        for page in drop:
-            self.allocator.release([int(self.table[row, page % entries])])
-            self.table[row, page % entries] = NO_PAGE
-        for page, number in zip(add, self.allocator.allocate(len(add)), strict=True):
-            self.table[row, page % entries] = number
-        start = drop.stop if drop.stop < self.held[row].stop else (add.start if add else drop.stop)
-        self.held[row] = range(start, add.stop if add else max(self.held[row].stop, start))
+        for logical in drop:
+            self.leave(row, logical)
+        for logical, page in zip(add, self.allocator.allocate(len(add)), strict=True):
+            self.table[row, logical % self.table.shape[1]] = page
+        self.held[row] = _joined(self.held[row], drop, add)
+
+    def adopt(self, row: int, keep_from: int, first: int, pages: list[int]) -> None:
+        """Makes the row share `pages` as logical pages first, first + 1, …, and drops those before keep_from."""
+        held = self.held[row]
+        drop = range(held.start, min(max(keep_from, held.start), held.stop))
+        for page in pages:
+            self.allocator.share(page)
+        for logical in drop:
+            self.leave(row, logical)
+        for logical, page in enumerate(pages, start=first):
+            self.table[row, logical % self.table.shape[1]] = page
+        self.held[row] = _joined(held, drop, range(first, first + len(pages)))
+
+    def page(self, row: int, logical: int) -> int:
+        """The number of a logical page that the row holds, else NO_PAGE."""
+        return int(self.table[row, logical % self.table.shape[1]]) if logical in self.held[row] else NO_PAGE
+
+    def exchange(self, row: int, logical: int, page: int) -> None:
+        """Puts a page of the same content in the place of the row's own."""
+        self.allocator.share(page)
+        self.allocator.release([self.page(row, logical)])
+        self.table[row, logical % self.table.shape[1]] = page
+
+    def leave(self, row: int, logical: int) -> None:
+        """Takes the row from a page's users. The table forgets the page, `held` is the caller's to change."""
+        entry = logical % self.table.shape[1]
+        self.allocator.release([int(self.table[row, entry])])
+        self.table[row, entry] = NO_PAGE
+
+    def freed(self, row: int, drop: range) -> int:
+        """How many of the pages to drop are free then."""
+        pages = [self.page(row, logical) for logical in drop]
+        return sum(self.allocator.users(page) == 1 and not self.allocator.is_kept(page) for page in pages)
+
+
+def _joined(held: range, drop: range, add: range) -> range:
+    """The range held after `drop`, from its beginning, and `add`, at its end."""
+    start = drop.stop if drop.stop < held.stop else (add.start if add else drop.stop)
+    return range(start, add.stop if add else max(held.stop, start))
 
 
 class PagedRows:
@@ -153,9 +238,9 @@ class PagedRows:
         self.max_context = max_context
         self.max_chunk = max_chunk
 
-        def group(kind: str, entries: int, pages: int) -> _Group:
+        def group(kind: str, entries: int, pages: int) -> Group:
             table = np.full((rows, entries), NO_PAGE, np.int32)
-            return _Group(kind in config.layer_types, PageAllocator(pages), table, [range(0)] * rows)
+            return Group(kind in config.layer_types, PageAllocator(pages), table, [range(0)] * rows)
 
         self._full = group(FULL, pages_for(max_context), full_pages)
         self._sliding = group(SLIDING, ring_entries(config, max_context, max_chunk), sliding_pages)
@@ -163,6 +248,11 @@ class PagedRows:
     def snapshot(self) -> PageTables:
         """A copy of the tables as they stand, [rows, entries] of host arrays: a device call may keep it."""
         return PageTables(self._full.table.copy(), self._sliding.table.copy())
+
+    @property
+    def groups(self) -> tuple[Group, Group]:
+        """The full and the sliding group."""
+        return self._full, self._sliding
 
     @property
     def free(self) -> tuple[int, int]:
@@ -180,23 +270,37 @@ class PagedRows:
             raise ValueError(f"row {row} would hold {end} positions, max_context is {self.max_context}")
         if end - start > self.max_chunk:
             raise ValueError(f"{end - start} tokens at once, max_chunk is {self.max_chunk}")
-        first_seen = max(start - self._window + 1, 0) // PAGE_SIZE
         full = self._full.plan(row, 0, pages_for(end))
-        sliding = self._sliding.plan(row, first_seen, pages_for(end))
+        sliding = self._sliding.plan(row, self.first_seen(start), pages_for(end))
         for name, group, (drop, add) in (("full", self._full, full), ("sliding", self._sliding, sliding)):
-            if len(add) - len(drop) > group.allocator.free:
+            need = len(add) - group.freed(row, drop)
+            if need > group.allocator.free:
                 raise OutOfPages(
-                    f"row {row} needs {len(add) - len(drop)} more {name} pages for {end} positions, "
+                    f"row {row} needs {need} more {name} pages for {end} positions, "
                     f"{group.allocator.free} of {group.allocator.count} are free"
                 )
         self._full.apply(row, *full)
         self._sliding.apply(row, *sliding)
 
+    def first_seen(self, position: int) -> int:
+        """The first logical page of a sliding layer that a query at `position` sees."""
+        return max(position - self._window + 1, 0) // PAGE_SIZE
+
+    def trim(self, row: int, start: int) -> None:
+        """Gives up the sliding pages that no query from position `start` on sees."""
+        drop, _ = self._sliding.plan(row, self.first_seen(start), 0)
+        self._sliding.apply(row, drop, range(0))
+
+    def missing(self, row: int, end: int) -> tuple[int, int]:
+        """How many more pages of the full and of the sliding group a trimmed row needs to hold `end` positions."""
+        full, sliding = (
+            max(pages_for(end) - group.held[row].stop, 0) if group.has_layers else 0 for group in self.groups
+        )
+        return full, sliding
+
     def release(self, row: int) -> None:
-        """Frees every page of a row."""
-        for group in (self._full, self._sliding):
-            held = group.held[row]
-            entries = group.table.shape[1]
-            group.allocator.release([int(group.table[row, page % entries]) for page in held])
-            group.table[row] = NO_PAGE
+        """Takes the row from the users of all its pages, the last ones first."""
+        for group in self.groups:
+            for logical in reversed(group.held[row]):
+                group.leave(row, logical)
             group.held[row] = range(0)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
+from typing import Protocol
 
 from .engine.types import Engine, EngineRequest, TokenEvent
 
@@ -14,14 +16,31 @@ Arrived = list[tuple[int, TokenEvent]]  # (which of the generation's requests, i
 _MOST_AT_ONCE = 256  # events; a client that reads slowly leaves thousands behind, and others wait meanwhile
 
 
+class Watcher(Protocol):
+    """Is told how generations fare."""
+
+    def first_token(self, seconds: float) -> None:
+        """Of one of a generation's requests, so long after it was submitted."""
+
+    def next_token(self, seconds: float) -> None:
+        """So long after the one before it."""
+
+    def ended(self, reason: str) -> None: ...
+
+
 class Generation:
     """The engine requests behind one client request, and the events that have come from them.
 
     Its owner calls `close` when it needs no more tokens, in whatever way it ends: that cancels what still runs.
     """
 
-    def __init__(self, engine: Engine, request_ids: Sequence[str]) -> None:
+    def __init__(self, engine: Engine, request_ids: Sequence[str], watcher: Watcher) -> None:
         self._engine = engine
+        self._watcher = watcher
+        now = time.perf_counter()
+        self._last = [
+            (now, False) for _ in request_ids
+        ]  # when a token of each came, or it was submitted; which of both
         self._ids = request_ids
         self._running: set[int] = set()
         self._arrived: deque[tuple[int, TokenEvent]] = deque()
@@ -42,6 +61,7 @@ class Generation:
         """Ends one request: nothing more comes from it."""
         if index in self._running:
             self._running.discard(index)
+            self._watcher.ended("cancelled")
             self._engine.cancel(self._ids[index])
 
     def close(self) -> None:
@@ -56,7 +76,12 @@ class Generation:
     def receive(self, index: int, event: TokenEvent) -> None:
         if index not in self._running:
             return
+        if event.token is not None:
+            now, (before, begun) = time.perf_counter(), self._last[index]
+            self._last[index] = now, True
+            (self._watcher.next_token if begun else self._watcher.first_token)(now - before)
         if event.finish_reason is not None:
+            self._watcher.ended(event.finish_reason)
             self._running.discard(index)
         self._arrived.append((index, event))
         if self._waiter is not None and not self._waiter.done():
@@ -69,8 +94,9 @@ class EngineBridge:
     However many tokens the engine delivers before the loop comes round to them, the loop is woken once.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, watcher: Watcher) -> None:
         self.engine = engine
+        self._watcher = watcher
         self._loop = asyncio.get_running_loop()
         self._arrived: deque[tuple[Generation, int, TokenEvent]] = deque()
         self._woken = False
@@ -78,7 +104,7 @@ class EngineBridge:
 
     def generate(self, requests: Sequence[EngineRequest]) -> Generation:
         """Submits all requests, or none: what was submitted before a refusal is cancelled. Raises as `submit` does."""
-        generation = Generation(self.engine, [request.request_id for request in requests])
+        generation = Generation(self.engine, [request.request_id for request in requests], self._watcher)
         for index, request in enumerate(requests):
             generation.begin(index)
             try:

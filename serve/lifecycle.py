@@ -52,7 +52,7 @@ async def serve(
     """
     limits = limits or Limits()
     raise_open_files_limit(limits.connections + _SPARE_FILES)
-    server = HttpServer(make_router(service), render_error, _PRODUCT, limits)
+    server = HttpServer(make_router(service), render_error, _PRODUCT, limits, service.metrics.answered)
     try:
         try:
             await server.start(listener)

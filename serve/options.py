@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os.path
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 
 TYPE_CHECKING = False  # as in typing, without the time that importing it takes
 if TYPE_CHECKING:
     from north_jax.decoding import Backend
 
 NANO = "north-nano"
+API_KEY_VARIABLE = "NORTH_JAX_API_KEY"
 
 
 class Options(argparse.Namespace):
@@ -23,9 +24,15 @@ class Options(argparse.Namespace):
     slots: int
     max_context: int | None
     max_queue: int
+    prefix_cache: bool
     host: str
     port: int
+    api_key: str | None
     drain_seconds: float
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
     log_level: str
 
 
@@ -75,9 +82,30 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         metavar="N",
         help="requests that may wait for a slot before further ones get a 429 (default: %(default)s)",
     )
+    engine.add_argument(
+        "--no-prefix-cache",
+        dest="prefix_cache",
+        action="store_false",
+        help="compute every prompt from its beginning, also where the KV cache still holds what an earlier one left",
+    )
+    sampling = parser.add_argument_group(
+        "sampling",
+        "What holds when a request says nothing (default: the checkpoint's generation_config.json, else the model card:"
+        " temperature 1.0, top_p 0.95).",
+    )
+    for name, low, high in (("temperature", 0, 2), ("top-p", 0, 1), ("min-p", 0, 1)):
+        sampling.add_argument(f"--{name}", type=_between(low, high), metavar="X", help=f"from {low} to {high}")
+    sampling.add_argument("--top-k", type=_count, metavar="N", help="0 keeps all tokens")
     network = parser.add_argument_group("network")
     network.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     network.add_argument("--port", type=_port, default=8000, help="0 takes any free one (default: %(default)s)")
+    network.add_argument(
+        "--api-key",
+        metavar="KEY",
+        default=os.environ.get(API_KEY_VARIABLE) or None,
+        help="what clients must send as 'Authorization: Bearer KEY'; /health, /version and /metrics stay open (default:"
+        f" the environment's {API_KEY_VARIABLE}, which other users of the machine can't see; else everybody may ask)",
+    )
     network.add_argument(
         "--drain-seconds",
         type=_seconds,
@@ -95,6 +123,23 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     if options.served_model_name is None:
         options.served_model_name = os.path.basename(os.path.abspath(os.path.expanduser(options.model)))
     return options
+
+
+def _between(low: float, high: float) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"expected a number from {low} to {high}, not {text!r}")
+        return value
+
+    return number
+
+
+def _count(text: str) -> int:
+    return _whole_number(text, 0, 2**31 - 1)
 
 
 def _positive(text: str) -> int:

@@ -46,9 +46,11 @@ def run(options: Options) -> int:
         listener = bind(options.host, options.port)
         with listener:
             text = TextSide.read(resolve(options.model))  # before the weights: a fault in it should not take minutes
-            checkpoint = load(options.model, dtype=None if options.dtype == "auto" else options.dtype)
-            dtype = checkpoint.params["embed"].dtype
-            plan = plan_cache(checkpoint.config, dtype, slots=options.slots, max_context=options.max_context)
+            dtype = None if options.dtype == "auto" else options.dtype
+            progress = None if sys.stderr.isatty() else _LoggedProgress()
+            checkpoint = load(options.model, dtype=dtype, progress=progress)
+            kv_dtype = checkpoint.params["embed"].dtype
+            plan = plan_cache(checkpoint.config, kv_dtype, slots=options.slots, max_context=options.max_context)
             decoder = make_decoder(
                 checkpoint.config,
                 checkpoint.params,
@@ -56,7 +58,14 @@ def run(options: Options) -> int:
                 slots=plan.slots,
                 max_context=plan.max_context,
             )
-            engine = JaxEngine(checkpoint.config, checkpoint.params, plan, decoder, max_queue=options.max_queue)
+            engine = JaxEngine(
+                checkpoint.config,
+                checkpoint.params,
+                plan,
+                decoder,
+                max_queue=options.max_queue,
+                prefix_cache=options.prefix_cache,
+            )
             _LOG.info("loaded %s; compiling", options.model)
             engine.start()
 
@@ -64,10 +73,18 @@ def run(options: Options) -> int:
                 print(_summary(options, checkpoint, plan, decoder.backend))
                 print(f"listening on {address_of(listener)}")
                 print(f"try: {_curl(options.served_model_name, local_address_of(listener))}", flush=True)
+                engine.warm_up()
 
             asyncio.run(
                 serve_until_signal(
-                    lambda: make_service(options.served_model_name, text, checkpoint.config, engine),
+                    lambda: make_service(
+                        options.served_model_name,
+                        text,
+                        checkpoint.config,
+                        engine,
+                        api_key=options.api_key,
+                        defaults=_defaults(options),
+                    ),
                     listener,
                     drain_seconds=options.drain_seconds,
                     ready=ready,
@@ -79,6 +96,24 @@ def run(options: Options) -> int:
     except KeyboardInterrupt:  # while loading
         return 130
     return 0
+
+
+def _defaults(options: Options) -> dict[str, float]:
+    given = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+class _LoggedProgress:
+    """Progress of loading where there is no terminal to draw a bar on: a line for each tenth."""
+
+    def __init__(self) -> None:
+        self._tenths = 0
+
+    def __call__(self, done: int, total: int, name: str, /) -> None:
+        tenths = done * 10 // max(total, 1)
+        if tenths > self._tenths:
+            self._tenths = tenths
+            _LOG.info("loading: %d%% of %s", tenths * 10, _gib(total))
 
 
 def _summary(options: Options, checkpoint: Checkpoint, plan: CachePlan, backend: str) -> str:

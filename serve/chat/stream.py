@@ -83,6 +83,11 @@ class ChatStream:
         return self._block is _Block.THINKING
 
     @property
+    def in_text(self) -> bool:
+        """Whether what comes next is content, inside a block of it."""
+        return self._block is _Block.TEXT
+
+    @property
     def tool_calls(self) -> int:
         """How many tool calls have ended, whole or not."""
         return self._action.next_index if self._action else self._tool_calls

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..chat.render import Prompt, RenderError
 from ..chat.stream import ChatStream
 from ..chat.types import Content, Delta, Reasoning, ToolCallArguments, ToolCallStart
 from ..generation import Generation
+from ..grammar.compiler import DemandError
+from ..grammar.demand import Demand
+from ..grammar.gate import Gate
 from ..http import sse
 from ..http.message import AnyResponse, Request, Response, StreamResponse
-from ..protocol.chat import AssistantMessage, ChatRequest, parse_chat, plain_messages, plain_tools
+from ..protocol.chat import (
+    AssistantMessage,
+    ChatRequest,
+    ToolChoice,
+    demand_of,
+    parse_chat,
+    plain_response_format,
+    plain_tool_choice,
+)
 from ..protocol.chat_response import (
     AnswerDelta,
     AnswerMessage,
@@ -26,10 +37,11 @@ from ..protocol.chat_response import (
     ToolCallDelta,
 )
 from ..protocol.decode import encode
-from ..protocol.errors import ApiError
+from ..protocol.errors import ApiError, invalid_value
+from ..protocol.logprobs import LoggedToken, chat_logprobs
 from ..protocol.sampling import sampling_params, stop_strings
 from ..protocol.usage import Usage
-from .chat_choice import ChatChoice
+from .chat_choice import ChatChoice, LoggedContent
 from .errors import as_api_error
 from .service import Service, new_id, now, require_json
 from .steps import Step, steps, submit
@@ -40,6 +52,7 @@ class _Answer:
     """A request on its way."""
 
     service: Service
+    request: Request
     body: ChatRequest
     prompt_tokens: int
     choices: list[ChatChoice]
@@ -48,7 +61,8 @@ class _Answer:
 
     def usage(self) -> Usage:
         completion = sum(choice.tokens for choice in self.choices)
-        return Usage.of(self.prompt_tokens, completion, sum(choice.reasoning_tokens for choice in self.choices))
+        reasoning = sum(choice.reasoning_tokens for choice in self.choices)
+        return Usage.of(self.prompt_tokens, completion, cached=self.choices[0].cached_tokens, reasoning=reasoning)
 
     def chunk(self, choices: list[ChunkChoice]) -> ChatChunk:
         chunk = ChatChunk(id=self.id, created=self.created, model=self.service.model, choices=choices)
@@ -62,21 +76,35 @@ async def create_chat_completion(service: Service, request: Request) -> AnyRespo
     body = parse_chat(request.body)
     service.check_model(body.model)
     stops = stop_strings(body)
+    demand = demand_of(body)
+    n, logprobs = body.choices, body.reported_logprobs
+    sampling = sampling_params(body, service.defaults, n, vocab_size=service.vocab_size, logprobs=logprobs)
     service.check_size(_shown_characters(body), "messages")
-    prompt = await service.in_worker(lambda: _render(service, body))
+    prompt, gates = await service.in_worker(lambda: _prepare(service, body, demand))
     room = service.room(prompt.tokens, "messages")
     limit = room if body.token_limit is None else min(body.token_limit, room)  # an upper bound, says OpenAI
 
     answer = _Answer(
         service=service,
+        request=request,
         body=body,
         prompt_tokens=len(prompt.tokens),
-        choices=[ChatChoice(service.tokenizer, _new_stream(service, body, prompt), stops) for _ in range(body.choices)],
+        choices=[
+            ChatChoice(
+                service.tokenizer,
+                _new_stream(service, body, prompt),
+                stops,
+                named_tool=isinstance(body.tool_choice, ToolChoice),
+            )
+            for _ in range(n)
+        ],
         id=new_id("chatcmpl"),
     )
-    sampling = sampling_params(body, service.defaults, body.choices)
     ids = tuple(prompt.tokens)
-    requests = [service.engine_request(answer.id, index, ids, limit, params) for index, params in enumerate(sampling)]
+    requests = [
+        service.engine_request(answer.id, index, ids, limit, params, ignore_eos=body.ignore_eos, grammar=gate)
+        for index, (params, gate) in enumerate(zip(sampling, gates, strict=True))
+    ]
     generation = submit(service.bridge, requests, "n")
     if body.stream:
         return StreamResponse(_stream(answer, generation), generation.close)
@@ -89,17 +117,24 @@ def _shown_characters(body: ChatRequest) -> int:
     return sum(len(text) if isinstance(text, str) else sum(len(part.text) for part in text) for text in texts)
 
 
-def _render(service: Service, body: ChatRequest) -> Prompt:
+def _prepare(service: Service, body: ChatRequest, demand: Demand) -> tuple[Prompt, Sequence[Gate | None]]:
+    """The prompt, and for each choice the grammar that it follows. Raises ApiError 400."""
     try:
-        return service.renderer.render(
-            plain_messages(body),
-            plain_tools(body),
-            tool_choice=body.tool_choice,
+        prompt = service.renderer.render(
+            body.plain_messages,
+            body.plain_tools,
+            tool_choice=plain_tool_choice(body),
             reasoning=body.reasoning_switch,
             reasoning_effort=body.reasoning_effort,
+            response_format=plain_response_format(body),
         )
+        if not demand.asks:
+            return prompt, [None] * body.choices
+        return prompt, service.grammars.gates(demand, body.choices, thinking=prompt.starts_in_thinking)
     except RenderError as error:
         raise ApiError(str(error), param=error.param, code="invalid_value") from None
+    except DemandError as error:
+        raise invalid_value(error.field, str(error), "invalid_json_schema") from None
 
 
 def _new_stream(service: Service, body: ChatRequest, prompt: Prompt) -> ChatStream:
@@ -120,11 +155,12 @@ async def _whole(answer: _Answer, generation: Generation) -> Response:
                     collected[index].finish = answer.choices[index].finish_name(finish)
     finally:
         generation.close()
+        answer.request.notes.update(answer.usage().notes())
     completion = ChatCompletion(
         id=answer.id,
         created=answer.created,
         model=answer.service.model,
-        choices=[one.choice(index) for index, one in enumerate(collected)],
+        choices=[one.choice(answer, index) for index, one in enumerate(collected)],
         usage=answer.usage(),
     )
     return Response(200, encode(completion))
@@ -136,6 +172,7 @@ class _Collected:
     def __init__(self) -> None:
         self.finish: FinishName = "stop"
         self._content: list[str] = []
+        self._logged: list[LoggedToken] = []
         self._reasoning: list[str] = []
         self._calls: list[tuple[ToolCallStart, list[str]]] = []
 
@@ -143,6 +180,8 @@ class _Collected:
         for delta in deltas:
             if isinstance(delta, Content):
                 self._content.append(delta.text)
+                if isinstance(delta, LoggedContent):
+                    self._logged += delta.logged
             elif isinstance(delta, Reasoning):
                 self._reasoning.append(delta.text)
             elif isinstance(delta, ToolCallStart):
@@ -150,7 +189,7 @@ class _Collected:
             elif isinstance(delta, ToolCallArguments):
                 self._calls[delta.index][1].append(delta.fragment)
 
-    def choice(self, index: int) -> MessageChoice:
+    def choice(self, answer: _Answer, index: int) -> MessageChoice:
         message = AnswerMessage(content="".join(self._content))
         if self._reasoning:
             message.reasoning_content = "".join(self._reasoning)
@@ -160,7 +199,8 @@ class _Collected:
                 MessageToolCall(start.id, FunctionCall(start.name, "".join(fragments)))
                 for start, fragments in self._calls
             ]
-        return MessageChoice(index=index, message=message, finish_reason=self.finish)
+        logprobs = chat_logprobs(answer.service.tokenizer, self._logged) if answer.body.logprobs else None
+        return MessageChoice(index=index, message=message, logprobs=logprobs, finish_reason=self.finish)
 
 
 async def _stream(answer: _Answer, generation: Generation) -> AsyncGenerator[bytes, None]:
@@ -175,6 +215,8 @@ async def _stream(answer: _Answer, generation: Generation) -> AsyncGenerator[byt
             yield sse.event(encode(last))
     except Exception as error:
         yield sse.event(as_api_error(error).encode())
+    finally:
+        answer.request.notes.update(answer.usage().notes())
     yield sse.DONE
 
 
@@ -185,7 +227,9 @@ def _event(answer: _Answer, choice: ChunkChoice) -> bytes:
 def _chunk_choices(answer: _Answer, step: Step[Delta]) -> Iterator[ChunkChoice]:
     for delta in step.deltas:
         if (answered := _answer_delta(delta)) is not None:
-            yield ChunkChoice(step.choice, answered)
+            logged = delta.logged if isinstance(delta, LoggedContent) else ()
+            logprobs = chat_logprobs(answer.service.tokenizer, logged) if logged else None
+            yield ChunkChoice(step.choice, answered, logprobs)
     if step.finish is not None:
         name = answer.choices[step.choice].finish_name(step.finish)
         yield ChunkChoice(step.choice, AnswerDelta(), finish_reason=name)

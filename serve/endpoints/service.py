@@ -9,13 +9,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from north_jax.decoding import Grammar
 from north_jax.sampling import SamplingParams
 from north_jax.text import Tokenizer
 
 from ..chat.render import ChatRenderer
 from ..engine.types import EngineRequest
 from ..generation import EngineBridge
+from ..grammar.compiler import GrammarCompiler
 from ..http.message import HttpError, Request
+from ..metrics import Metrics
 from ..protocol.errors import context_too_long, model_not_found, text_too_long
 from ..protocol.sampling import SamplingDefaults
 
@@ -28,12 +31,15 @@ class Service:
     created: int  # Unix time at which the server came up
     tokenizer: Tokenizer
     renderer: ChatRenderer
+    grammars: GrammarCompiler
     bridge: EngineBridge
+    metrics: Metrics
+    api_key: str | None  # None: everybody may ask
     defaults: SamplingDefaults
     stop_token_ids: frozenset[int]
     vocab_size: int  # rows of the embedding: token ids below it can be in a prompt
     longest_token: int  # bytes
-    text_worker: Executor  # renders and tokenises off the event loop, in one thread: the template engine is not shared
+    text_worker: Executor  # renders, tokenises, compiles grammars, in one thread off the loop: these are not shared
 
     @property
     def max_context(self) -> int:
@@ -60,9 +66,19 @@ class Service:
         return room
 
     def engine_request(
-        self, answer_id: str, index: int, prompt: tuple[int, ...], max_tokens: int, sampling: SamplingParams
+        self,
+        answer_id: str,
+        index: int,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        sampling: SamplingParams,
+        *,
+        ignore_eos: bool | None = None,
+        grammar: Grammar | None = None,
+        prompt_logprobs: bool = False,
     ) -> EngineRequest:
-        return EngineRequest(f"{answer_id}:{index}", prompt, max_tokens, sampling, self.stop_token_ids)
+        stops = frozenset() if ignore_eos else self.stop_token_ids
+        return EngineRequest(f"{answer_id}:{index}", prompt, max_tokens, sampling, stops, grammar, prompt_logprobs)
 
 
 def new_id(prefix: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple, Protocol
 
+from north_jax.logprobs import Logprobs
+
 from ..engine.types import EngineRequest, EngineUnavailable, FinishReason, QueueFull, RequestTooLong
 from ..generation import EngineBridge, Generation
 from ..protocol.errors import ApiError, invalid_value, queue_full, server_error
@@ -14,12 +16,16 @@ class Choice[D](Protocol):
     """One of the answer's alternatives, as it grows."""
 
     tokens: int  # received so far
+    cached_tokens: int  # of the prompt, which the engine did not have to compute
 
     @property
     def stopped(self) -> bool:
         """A stop string has appeared: no further token is wanted."""
 
-    def push(self, token: int) -> list[D]: ...
+    def begin(self, prompt: Sequence[Logprobs]) -> list[D]:
+        """The log-probabilities of the prompt's tokens but the first, where the request asks for them."""
+
+    def push(self, token: int, logprobs: Logprobs | None) -> list[D]: ...
 
     def end(self, finish: FinishReason) -> list[D]:
         """What was held back, now that the engine has ended for this reason."""
@@ -56,11 +62,14 @@ async def steps[D](generation: Generation, choices: Sequence[Choice[D]]) -> Asyn
     while arrived := await generation.events():
         made: list[Step[D]] = []
         failure: ApiError | None = None
-        for index, (token, reason, error) in arrived:
+        for index, event in arrived:
             choice = choices[index]
+            choice.cached_tokens += event.cached_tokens
+            token, reason = event.token, event.finish_reason
             if choice.stopped:
                 continue  # tokens that came before the cancellation reached the engine
-            deltas = [] if token is None else choice.push(token)
+            deltas = [] if event.prompt_logprobs is None else choice.begin(event.prompt_logprobs)
+            deltas += [] if token is None else choice.push(token, event.logprobs)
             finish = None
             if choice.stopped:
                 generation.cancel(index)
@@ -69,7 +78,7 @@ async def steps[D](generation: Generation, choices: Sequence[Choice[D]]) -> Asyn
                 deltas += choice.end(reason)
                 finish = FinishReason.STOP if choice.stopped else reason  # a stop string in what was held back
             elif reason is not None:
-                failure = _failure(reason, error)
+                failure = _failure(reason, event.error)
             if deltas or finish is not None:
                 made.append(Step(index, deltas, finish))
         if made:

@@ -1,4 +1,4 @@
-"""GET endpoints: models, health, version."""
+"""GET endpoints: models, health, metrics, version."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 import north_jax
 
 from ..http.message import Request, Response
+from ..metrics import CONTENT_TYPE
 from ..protocol.decode import encode
 from ..protocol.errors import server_error
 from ..protocol.models import Model, ModelList
@@ -38,6 +39,10 @@ def health(service: Service, request: Request) -> Response:
         raise server_error(f"The engine has failed: {stats.failure}", status=503, code="unavailable")
     counts = {name: getattr(stats, name) for name in ("queued", "running", "pages_used", "pages_total")}
     return Response(200, encode(Health(**counts)))
+
+
+def metrics(service: Service, request: Request) -> Response:
+    return Response(200, service.metrics.text(), content_type=CONTENT_TYPE)
 
 
 def version(service: Service, request: Request) -> Response:

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,11 +21,13 @@ from north_jax.layers import Params
 
 from .memory import CachePlan
 from .runner import Runner
-from .scheduler import Delivery, PrefillWork, Scheduler, Work
-from .types import EngineRequest, EngineStats, EngineUnavailable, FinishReason, TokenEvent
+from .scheduler import Delivery, Scheduler
+from .types import EngineRequest, EngineStats, EngineUnavailable, FinishReason, QueueFull, TokenEvent
+from .work import PrefillWork, Work
 
 _log = logging.getLogger(__name__)
 
+_LONGEST_RETRY_SECONDS = 60.0
 _LAST_CALL_SECONDS = 30.0  # for the device call that runs when the engine stops
 
 type Deliver = Callable[[TokenEvent], None]
@@ -33,7 +36,16 @@ type Deliver = Callable[[TokenEvent], None]
 class JaxEngine:
     """Continuous batching over jitted prefill and a decoder; see `types.Engine` for the contract."""
 
-    def __init__(self, config: Config, params: Params, plan: CachePlan, decoder: Decoder, *, max_queue: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        params: Params,
+        plan: CachePlan,
+        decoder: Decoder,
+        *,
+        max_queue: int,
+        prefix_cache: bool = True,
+    ) -> None:
         """Allocates the KV cache; `start` compiles and begins to serve.
 
         Args:
@@ -42,25 +54,33 @@ class JaxEngine:
           plan: slots, context, chunk and pages, from `memory.plan_cache`.
           decoder: of the same model, for plan.slots slots; the engine alone uses it.
           max_queue: requests that may wait for a slot.
+          prefix_cache: whether requests use what earlier ones with the same beginning left in the KV cache.
         """
         self.max_context = plan.max_context
         self.max_requests = plan.slots + max_queue
-        self._scheduler = Scheduler(config, plan, max_queue=max_queue)
+        self._scheduler = Scheduler(config, plan, max_queue=max_queue, prefix_cache=prefix_cache)
         self._decoder = decoder
         self._runner = Runner(config, params, plan, decoder)
         self._changed = threading.Condition()  # guards the scheduler and all below
         self._deliver: dict[str, Deliver] = {}
         self._cancelled: set[str] = set()  # requests that are to end
         self._decoding: dict[str, int] = {}  # requests that the running quantum began with → slot
+        self._ends: deque[float] = deque(maxlen=16)  # when the last requests ended
         self._draining = False
         self._stopped = False
         self._failure: str | None = None
+        self._warmer: threading.Thread | None = None
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
 
     def start(self) -> None:
         """Compiles every shape, then starts the thread."""
-        self._runner.compile(self._scheduler.rows.snapshot())
+        self._runner.compile(self._scheduler.tables())
         self._thread.start()
+
+    def warm_up(self) -> None:
+        """Compiles in the background what only some requests need, so that the first of them does not wait for it."""
+        self._warmer = threading.Thread(target=self._runner.warm_up, args=(lambda: self._draining,), name="warm-up")
+        self._warmer.start()
 
     def submit(self, request: EngineRequest, deliver: Deliver) -> None:
         """Queues a request; see `types.Engine.submit`."""
@@ -72,10 +92,19 @@ class JaxEngine:
             self._scheduler.check(request)
             if request.request_id in self._deliver:
                 raise ValueError(f"request id {request.request_id!r} is in use")
-            self._scheduler.add(request)
+            try:
+                self._scheduler.add(request)
+            except QueueFull:
+                raise QueueFull(self._seconds_between_ends()) from None
             self._deliver[request.request_id] = deliver
             self._steer()
             self._changed.notify()
+
+    def _seconds_between_ends(self) -> float:
+        """How long it took of late until a place became free: when a request ends, one that waits moves up."""
+        if len(self._ends) < 2:
+            return 1.0
+        return min(max((self._ends[-1] - self._ends[0]) / (len(self._ends) - 1), 1.0), _LONGEST_RETRY_SECONDS)
 
     def cancel(self, request_id: str) -> None:
         """Asks for a request's end; it takes effect at the next decode step, or before the next device call."""
@@ -102,6 +131,8 @@ class JaxEngine:
             self._stopped = True
             self._steer()
             self._changed.notify_all()
+        if self._warmer is not None:
+            self._warmer.join()
         if self._thread.is_alive():
             self._thread.join(timeout=_LAST_CALL_SECONDS)
             if self._thread.is_alive():
@@ -143,7 +174,7 @@ class JaxEngine:
             return None
 
     def _run(self, work: Work) -> None:
-        tables = self._scheduler.rows.snapshot()  # this thread alone changes them
+        tables = self._scheduler.tables()  # this thread alone changes them
         if isinstance(work, PrefillWork):
             drawn = self._runner.prefill(work, tables)
             with self._changed:
@@ -182,6 +213,7 @@ class JaxEngine:
         for request, event in deliveries:
             deliver = self._deliver[request.request_id]
             if event.finish_reason is not None:
+                self._ends.append(time.monotonic())
                 del self._deliver[request.request_id]
                 self._cancelled.discard(request.request_id)
             try:

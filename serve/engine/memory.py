@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from north_jax.config import FULL, Config
+from north_jax.config import FULL, SLIDING, Config
 from north_jax.kv_cache import PAGE_SIZE, cache_bytes, pages_for, ring_entries
 
 CHUNK = 256  # prompt tokens appended to a row at once
 PREFILL_ROWS = 4
 _SHARE_OF_FREE_DEVICE_MEMORY = 0.8  # the rest is workspace
+_SHARE_OF_SPARE_SLIDING_PAGES = 0.125  # of the budget; the prefix cache keeps windows of past requests in them
 _HOST_BUDGET = 4 << 30  # bytes of KV cache where the device does not report its memory
 
 
@@ -38,8 +39,9 @@ def plan_cache(
 ) -> CachePlan:
     """Chooses the sizes of the KV cache.
 
-    The sliding group always has room for every slot. The full group has it too where the budget allows; otherwise slots
-    share what there is, and at least one request of `max_context` fits.
+    The sliding group always has room for every slot, and up to as much again for the prefix cache. The full group has
+    room for every slot where the budget allows; otherwise slots share what there is, and at least one request of
+    `max_context` fits.
 
     Args:
       config: the model's configuration.
@@ -71,6 +73,12 @@ def plan_cache(
             f"one request of {wanted} positions with {slots} slots needs {need / 2**30:.2f} GiB of KV cache, "
             f"{budget / 2**30:.2f} GiB are free: lower max_context or slots"
         )
+    if SLIDING in config.layer_types:
+        a_sliding_page = cache_bytes(config, full_pages=0, sliding_pages=1, itemsize=itemsize)
+        left = min(budget * _SHARE_OF_SPARE_SLIDING_PAGES, budget - fixed - a_full_page * pages_for(wanted))
+        spare = max(min(sliding, int(left / a_sliding_page)), 0)
+        sliding, fixed = sliding + spare, fixed + a_sliding_page * spare
+        affordable -= -(-a_sliding_page * spare // a_full_page) if a_full_page else 0
     full = min(affordable, slots * pages_for(wanted))
     return CachePlan(
         slots=slots,

@@ -11,6 +11,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from north_jax.decoding import Grammar
+    from north_jax.logprobs import Logprobs
     from north_jax.sampling import SamplingParams
 
 
@@ -23,6 +25,8 @@ class EngineRequest:
     max_tokens: int  # >= 1; len(prompt) + max_tokens <= engine.max_context
     sampling: SamplingParams
     stop_token_ids: frozenset[int]
+    grammar: Grammar | None = None  # of this request alone; it has accepted nothing yet
+    prompt_logprobs: bool = False  # whether the prompt's tokens are reported too, as `sampling.logprobs` says
 
 
 class FinishReason(StrEnum):
@@ -41,16 +45,24 @@ class TokenEvent(NamedTuple):
     token: int | None  # None when the event only ends the request
     finish_reason: FinishReason | None
     error: str | None = None
+    logprobs: Logprobs | None = None  # of the token, where `sampling.logprobs` asks for them
+    cached_tokens: int = 0  # in a request's first event: how many of its prompt were found in the KV cache
+    prompt_logprobs: tuple[Logprobs, ...] | None = None  # there too: of each token of the prompt but the first
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot, for health and metrics. Pages are counted over both groups of the KV cache."""
+    """A snapshot, for health and metrics. Pages are those of both groups of the KV cache, tokens since the start."""
 
     queued: int
     running: int
     pages_used: int
     pages_total: int
+    pages_cached: int = 0  # besides those in use: kept for requests that begin alike, given up when room is needed
+    prompt_tokens: int = 0  # prefilled
+    cached_tokens: int = 0  # found in the KV cache instead
+    generated_tokens: int = 0
+    preemptions: int = 0  # a running request went back to the queue for want of pages
     failure: str | None = None  # why the engine stopped for good
 
 

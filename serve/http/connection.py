@@ -42,6 +42,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=server.limits.header_bytes)
         self._transport: asyncio.Transport
+        self._client: str  # its address
         self._phase = _Phase.HEAD
         self._head_begun = False  # the first byte of a request has come
         self._request: Request | None = None
@@ -64,6 +65,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self._client = peer[0] if peer else "-"
         self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         if self._server.admit(self):
             self._arm(self._limits.idle_seconds)
@@ -334,4 +337,4 @@ class Connection(asyncio.Protocol):
             self._refuse(HttpError(408, "the request did not arrive in time"))
 
     def _log(self) -> None:
-        self._server.log_access(self._request, self._status, self._loop.time() - self._began)
+        self._server.log_access(self._client, self._request, self._status, self._loop.time() - self._began)

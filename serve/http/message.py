@@ -18,7 +18,9 @@ class Request:
     query: str
     headers: tuple[tuple[bytes, bytes], ...]  # names in lower case
     body: bytes = b""
-    parameters: dict[str, str] = field(default_factory=dict)  # what the route's pattern matched, decoded
+    route: str = ""  # the pattern of the route that matched
+    parameters: dict[str, str] = field(default_factory=dict)  # what the pattern's parameter matched, decoded
+    notes: dict[str, object] = field(default_factory=dict)  # what a handler wants in the access log
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header, `name` in lower case."""

@@ -20,7 +20,7 @@ class Route:
 
 class Router:
     def __init__(self, routes: Iterable[Route]) -> None:
-        self._exact: dict[str, dict[str, Handler]] = {}
+        self._exact: dict[str, dict[str, Handler]] = {}  # path → method → handler
         self._prefixes: dict[str, tuple[str, dict[str, Handler]]] = {}
         for route in routes:
             prefix, brace, name = route.path.partition("{")
@@ -41,9 +41,11 @@ class Router:
 
     def _match(self, request: Request) -> dict[str, Handler]:
         if methods := self._exact.get(request.path):
+            request.route = request.path
             return methods
         for prefix, (name, methods) in self._prefixes.items():
             if request.path.startswith(prefix) and len(request.path) > len(prefix):
+                request.route = f"{prefix}{{{name}}}"
                 request.parameters[name] = unquote(request.path[len(prefix) :])
                 return methods
         raise HttpError(404, f"there is nothing at {request.path}")

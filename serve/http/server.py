@@ -17,10 +17,17 @@ _ACCESS_LOG = logging.getLogger("serve.access")
 _BACKLOG = 1024
 
 
+type Answered = Callable[[str, str, int, float], None]
+
+
+def _nobody(method: str, route: str, status: int, seconds: float) -> None:
+    """Takes no notice of a response."""
+
+
 class HttpServer:
     """Serves `handler` on a bound socket. `render_error` turns whatever a handler or the parser raised into a response.
 
-    `product` is the value of the Server header.
+    `product` is the value of the Server header. `answered` is told of each response: method, route, status, seconds.
     """
 
     def __init__(
@@ -29,12 +36,14 @@ class HttpServer:
         render_error: Callable[[Exception], Response],
         product: str,
         limits: Limits,
+        answered: Answered = _nobody,
     ) -> None:
         self.handler = handler
         self.render_error = render_error
         self.limits = limits
         self.draining = False
         self._product = product
+        self._answered = answered
         self._connections: set[Connection] = set()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -83,7 +92,11 @@ class HttpServer:
             self._date = (now, formatdate(now, usegmt=True))
         return (("date", self._date[1]), ("server", self._product))
 
-    def log_access(self, request: Request | None, status: int, seconds: float) -> None:
+    def log_access(self, client: str, request: Request | None, status: int, seconds: float) -> None:
+        """One line of key=value pairs; a value has no blanks, since a request target and a method have none."""
+        self._answered(request.method if request else "", request.route if request else "", status, seconds)
         if _ACCESS_LOG.isEnabledFor(logging.INFO):
             what = (request.method, request.path, request.id) if request else ("-", "-", "-")
-            _ACCESS_LOG.info("method=%s path=%s id=%s status=%d ms=%.1f", *what, status, seconds * 1e3)
+            notes = "".join([f" {key}={value}" for key, value in request.notes.items()]) if request else ""
+            line = "client=%s method=%s path=%s id=%s status=%d ms=%.1f%s"
+            _ACCESS_LOG.info(line, client, *what, status, seconds * 1e3, notes)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from .logprobs import ChatLogprobs
 from .usage import Usage
 
 FinishName = Literal["stop", "length", "tool_calls"]
@@ -35,7 +36,7 @@ class AnswerMessage(msgspec.Struct, kw_only=True):
 class MessageChoice(msgspec.Struct, kw_only=True):
     index: int
     message: AnswerMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishName
 
 
@@ -71,7 +72,7 @@ class AnswerDelta(msgspec.Struct):
 class ChunkChoice(msgspec.Struct):
     index: int
     delta: AnswerDelta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishName | None = None
 
 

@@ -10,10 +10,12 @@ from msgspec import UNSET, UnsetType
 from .decode import BodyDecoder
 from .errors import invalid_value
 from .fields import COMPLETION_NEUTRAL
+from .logprobs import TextLogprobs
 from .sampling import CommonFields, check_common, check_range
 from .usage import Usage
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
+_MAX_LOGPROBS = 5  # OpenAI's, for this endpoint
 _MAX_CHOICES = 1024  # prompts times n
 
 Prompt = str | list[int]
@@ -23,6 +25,12 @@ class CompletionRequest(CommonFields, kw_only=True):
     prompt: str | list[str | int | list[int]]
     max_tokens: int | None = None
     echo: bool | None = None
+    logprobs: int | None = None
+
+    @property
+    def reports_prompt(self) -> bool:
+        """Whether the echoed prompt comes with its tokens' log-probabilities."""
+        return bool(self.echo) and self.logprobs is not None
 
     @property
     def token_limit(self) -> int:
@@ -32,7 +40,7 @@ class CompletionRequest(CommonFields, kw_only=True):
 class CompletionChoice(msgspec.Struct, kw_only=True):
     index: int
     text: str
-    logprobs: None = None
+    logprobs: TextLogprobs | None = None
     finish_reason: Literal["stop", "length"] | None
 
 
@@ -56,6 +64,7 @@ def parse_completion(data: bytes) -> CompletionRequest:
     body = _DECODER.decode(data)
     check_common(body)
     check_range("max_tokens", body.max_tokens, 0)
+    check_range("logprobs", body.logprobs, 0, _MAX_LOGPROBS)
     return body
 
 

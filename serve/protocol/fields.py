@@ -24,33 +24,19 @@ IGNORED = frozenset(
     }
 )
 
-_COMMON: dict[str, tuple[object, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "ignore_eos": (False,),
-    "response_format": ({"type": "text"},),
-}
-
 CHAT_NEUTRAL: Neutral = {
-    **_COMMON,
     "audio": (),
     "function_call": ("none",),  # the form before tools
     "functions": ([],),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "moderation": (),
-    "parallel_tool_calls": (True,),
     "prediction": (),
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
 
 COMPLETION_NEUTRAL: Neutral = {
-    **_COMMON,
     "best_of": (1,),
-    "logprobs": (),
+    "response_format": ({"type": "text"},),
     "suffix": ("",),
 }

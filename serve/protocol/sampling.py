@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from north_jax.sampling import SamplingParams
+from north_jax.sampling import MAX_BIASES, SamplingParams
 
 from .errors import invalid_value
 
@@ -23,7 +23,11 @@ _RANGES: dict[str, tuple[float, float]] = {
     "top_k": (-1, 2**31 - 1),  # −1 and 0: off
     "seed": (-(2**63), 2**64 - 1),
     "n": (1, 128),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0.01, 100),  # 1: none
 }
+_MAX_BIAS = 100
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -37,7 +41,12 @@ class CommonFields(msgspec.Struct, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
     seed: int | None = None
+    ignore_eos: bool | None = None
     stop: str | list[str] | None = None
     n: int | None = None
     stream: bool | None = None
@@ -94,13 +103,37 @@ def stop_strings(body: CommonFields) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def sampling_params(body: CommonFields, defaults: SamplingDefaults, count: int) -> list[SamplingParams]:
-    """Parameters of `count` choices. The first one's seed is the request's; the others count up, to differ from it."""
+def logit_bias(body: CommonFields, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    """Pairs of token and bias, by token. Raises ApiError 400 naming the token."""
+    given = body.logit_bias or {}
+    if len(given) > MAX_BIASES:
+        message = f"at most {MAX_BIASES} tokens, but got {len(given)}"
+        raise invalid_value("logit_bias", message, "object_above_max_properties")
+    pairs: dict[int, float] = {}
+    for name, bias in given.items():
+        if not (name.isascii() and name.isdecimal() and len(name) < 10) or int(name) >= vocab_size:
+            raise invalid_value("logit_bias", f"token ids go from 0 to {vocab_size - 1}, but got {name[:80]!r}")
+        if int(name) in pairs:
+            raise invalid_value("logit_bias", f"token {int(name)} is given twice")
+        check_range(f"logit_bias.{name}", bias, -_MAX_BIAS, _MAX_BIAS)
+        pairs[int(name)] = bias
+    return tuple(sorted(pairs.items()))
+
+
+def sampling_params(
+    body: CommonFields, defaults: SamplingDefaults, count: int, *, vocab_size: int, logprobs: int | None = None
+) -> list[SamplingParams]:
+    """Parameters of `count` choices. The first one's seed is the request's; the others count up, to differ from it.
+
+    `logprobs` is how many alternatives each token is reported with; None reports nothing. Raises ApiError 400.
+    """
     temperature = defaults.temperature if body.temperature is None else body.temperature
     top_p = defaults.top_p if body.top_p is None else body.top_p
     top_k = defaults.top_k if body.top_k is None else body.top_k
     min_p = defaults.min_p if body.min_p is None else body.min_p
     seed = secrets.randbits(64) if body.seed is None else body.seed
+    bias = logit_bias(body, vocab_size)
+    repetition = 1.0 if body.repetition_penalty is None else body.repetition_penalty
     return [
         SamplingParams(
             temperature=temperature if temperature >= _GREEDY_BELOW else 0.0,
@@ -108,6 +141,11 @@ def sampling_params(body: CommonFields, defaults: SamplingDefaults, count: int) 
             top_k=max(top_k, 0),
             min_p=min_p,
             seed=(seed + index) % 2**64,
+            presence_penalty=body.presence_penalty or 0.0,
+            frequency_penalty=body.frequency_penalty or 0.0,
+            repetition_penalty=repetition,
+            logit_bias=bias,
+            logprobs=logprobs,
         )
         for index in range(count)
     ]

@@ -1,14 +1,15 @@
 """What the server costs without a model: `python -m tests.serve.measure_overhead --help`.
 
 Starts the scripted server as a process of its own on one core, where the system can pin it, and streams chat
-completions over many connections. Prints tokens per second of the whole, first-byte times of single requests on an
-idle server, and the cost of idle connections.
+completions over many connections. Gives tokens per second of the whole, first-byte times of single requests on an idle
+server, the cost of idle connections, and whether memory stays what it is.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import datetime
 import json
 import os
 import statistics
@@ -22,6 +23,8 @@ from pathlib import Path
 
 from tests.serve.server_thread import MODEL
 from tests.support.cmd4 import NAMED, NANO_TEMPLATE, byte_level_backend
+
+type Row = dict[str, float | str]
 
 _BODY = json.dumps({"model": MODEL, "stream": True, "messages": [{"role": "user", "content": "Write add."}]}).encode()
 _REQUEST = (
@@ -70,27 +73,70 @@ async def _stream(port: int) -> tuple[int, float]:
     return events, first
 
 
-async def _throughput(port: int, process: int, connections: int) -> None:
+async def _throughput(port: int, process: int, connections: int) -> Row:
     began, cpu = time.perf_counter(), _cpu_seconds(process)
     results = await asyncio.gather(*(_stream(port) for _ in range(connections)))
     seconds, cpu = time.perf_counter() - began, _cpu_seconds(process) - cpu
     tokens = sum(events for events, _ in results)
-    rate, cost = tokens / seconds, cpu / tokens * 1e6
-    print(f"{tokens} tokens over {connections} connections, {rate:.0f} tokens/s, {cost:.0f} µs of processor time each")
+    return {
+        "connections": connections,
+        "tokens": tokens,
+        "tok_s": round(tokens / seconds),
+        "us_of_processor_per_token": round(cpu / tokens * 1e6, 1),
+    }
 
 
-async def _first_byte(port: int) -> None:
-    times = [(await _stream(port))[1] * 1e3 for _ in range(50)]
-    print(f"first byte on an idle server: median {statistics.median(times):.2f} ms, worst of 50 {max(times):.2f} ms")
+async def _first_byte(port: int) -> Row:
+    """The quietest of ten rounds tells what the server takes; all of them together, what else the machine was doing."""
+    rounds = [[(await _stream(port))[1] * 1e3 for _ in range(20)] for _ in range(10)]
+    everything = sorted(ms for one in rounds for ms in one)
+    return {
+        "first_byte_median_ms": round(min(statistics.median(one) for one in rounds), 2),
+        "first_byte_median_of_all_ms": round(statistics.median(everything), 2),
+        "first_byte_worst_of_200_ms": round(everything[-1], 2),
+    }
 
 
-async def _idle(port: int, process: int, count: int) -> None:
+async def _idle(port: int, process: int, count: int) -> Row:
     before = _resident_kib(process)
     held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(count)]
-    await _first_byte(port)
-    print(f"{count} idle connections held, {(_resident_kib(process) - before) / count:.1f} KiB each")
+    row = await _first_byte(port) | {
+        "idle_connections": count,
+        "kib_each": round((_resident_kib(process) - before) / count, 1),
+    }
     for _, writer in held:
         writer.close()
+    return row
+
+
+async def _endurance(port: int, process: int, connections: int, seconds: float) -> Row:
+    """Memory under load: each connection begins a new answer when the last one has ended."""
+    end = time.monotonic() + seconds
+    tokens = answers = 0
+    resident: list[int] = []
+
+    async def client() -> None:
+        nonlocal tokens, answers
+        while time.monotonic() < end:
+            events, _ = await _stream(port)
+            tokens, answers = tokens + events, answers + 1
+
+    async def watch() -> None:
+        while time.monotonic() < end:
+            await asyncio.sleep(min(5.0, seconds / 20))
+            resident.append(_resident_kib(process))
+
+    await asyncio.gather(watch(), *(client() for _ in range(connections)))
+    warm = len(resident) // 10
+    return {
+        "connections": connections,
+        "seconds": seconds,
+        "answers": answers,
+        "tokens": tokens,
+        "resident_mib_after_a_tenth": round(resident[warm] / 1024, 1),
+        "resident_mib_at_the_end": round(resident[-1] / 1024, 1),
+        "resident_mib_highest": round(max(resident) / 1024, 1),
+    }
 
 
 def _cpu_seconds(process: int) -> float:
@@ -106,23 +152,55 @@ def _resident_kib(process: int) -> int:
     return 0
 
 
+def throughput(tokens: int = 2000, step_ms: float = 0.0, connections: int = 32) -> Row:
+    """An engine step each `step_ms` milliseconds gives every connection a token; 0: the engine never waits."""
+    with scripted_server("--tokens", str(tokens), "--step-ms", str(step_ms)) as (port, process):
+        return {"engine_step_ms": step_ms} | asyncio.run(_throughput(port, process, connections))
+
+
+def first_byte() -> Row:
+    """Of single requests on a server that has nothing else to do."""
+    with scripted_server("--tokens", "20") as (port, _):
+        return asyncio.run(_first_byte(port))
+
+
+def idle(count: int = 1000) -> Row:
+    """Of single requests while so many connections are held open."""
+    with scripted_server("--tokens", "20") as (port, process):
+        return asyncio.run(_idle(port, process, count))
+
+
+def endurance(seconds: float, connections: int = 32) -> Row:
+    """Answers of 200 tokens, an engine step each 4 ms."""
+    with scripted_server("--tokens", "200", "--step-ms", "4") as (port, process):
+        return asyncio.run(_endurance(port, process, connections, seconds))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--connections", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=2000)
-    parser.add_argument("--step-ms", type=float, default=4, help="a step gives every connection a token (default: 4)")
+    parser.add_argument("--minutes", type=float, default=0, help="of load, to see whether memory stays (default: none)")
+    parser.add_argument("--out", type=Path, help="a JSON file to write the figures to")
     options = parser.parse_args()
-    for step_ms in (options.step_ms, 0):
-        print(f"an engine step each {step_ms} ms:" if step_ms else "an engine that never waits:", end=" ")
-        _measure_throughput(options.tokens, step_ms, options.connections)
-    with scripted_server("--tokens", "20") as (port, process):
-        asyncio.run(_first_byte(port))
-        asyncio.run(_idle(port, process, 1000))
+    provenance = _provenance()  # the commit that runs, whatever happens to the checkout meanwhile
+    rows = [throughput(step_ms=4), throughput(), first_byte(), idle()]
+    if options.minutes:
+        rows.append(endurance(options.minutes * 60))
+    for row in rows:
+        print(row)
+    if options.out:
+        kept = {"provenance": provenance, "rows": rows}
+        options.out.write_text(json.dumps(kept, indent=1) + "\n")
 
 
-def _measure_throughput(tokens: int, step_ms: float, connections: int) -> None:
-    with scripted_server("--tokens", str(tokens), "--step-ms", str(step_ms)) as (port, process):
-        asyncio.run(_throughput(port, process, connections))
+def _provenance() -> Row:
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "device": f"{os.cpu_count()} CPU cores, the server on one of them, shared with other work",
+        "python": sys.version.split()[0],
+        "commit": commit or "unknown",
+        "command": " ".join(["python", "-m", "tests.serve.measure_overhead", *sys.argv[1:]]),
+    }
 
 
 if __name__ == "__main__":

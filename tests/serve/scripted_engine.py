@@ -6,6 +6,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from north_jax.logprobs import Logprobs
 from serve.engine.types import (
     EngineRequest,
     EngineStats,
@@ -16,6 +19,18 @@ from serve.engine.types import (
 )
 
 type Script = Callable[[EngineRequest], Iterable[int | Exception]]
+
+
+def logprobs_of(token: int, count: int) -> Logprobs:
+    """What the engine says of each token that it plays: itself, and the tokens 10, 11, … as alternatives."""
+    others = ((10 + number, -1.0 - number) for number in range(count))
+    return Logprobs(-0.5 - token % 8, tuple(others))
+
+
+def prompt_logprobs_of(request: EngineRequest) -> tuple[Logprobs, ...] | None:
+    if not request.prompt_logprobs:
+        return None
+    return tuple(logprobs_of(token, request.sampling.logprobs or 0) for token in request.prompt[1:])
 
 
 @dataclass
@@ -42,10 +57,12 @@ class ScriptedEngine:
         max_queue: int = 1000,
         gated: bool = False,
         step_seconds: float = 0.0,
+        cached_tokens: int = 0,
+        remember: bool = True,
     ) -> None:
         self.max_context = max_context
         self.max_requests = max_queue
-        self.requests: list[EngineRequest] = []  # all that were ever submitted
+        self.requests: list[EngineRequest] = []  # all that were ever submitted, unless `remember` is false
         self.cancelled: list[str] = []  # ids, in the order in which cancellations took effect
         self.produced: dict[str, int] = {}  # tokens delivered by request id
         self.steps = 0
@@ -53,6 +70,8 @@ class ScriptedEngine:
         self._max_queue = max_queue
         self._gated = gated
         self._step_seconds = step_seconds
+        self._remember = remember
+        self._cached_tokens = cached_tokens  # what each request is told
         self._rows: dict[str, _Row] = {}
         self._to_cancel: list[str] = []
         self._allowed = 0
@@ -72,8 +91,9 @@ class ScriptedEngine:
             if self._draining or len(self._rows) >= self._max_queue:
                 raise QueueFull(2.0)
             assert request.request_id not in self._rows
-            self.requests.append(request)
-            self.produced[request.request_id] = 0
+            if self._remember:
+                self.requests.append(request)
+                self.produced[request.request_id] = 0
             self._rows[request.request_id] = _Row(request, deliver, iter(self._script(request)))
             self._changed.notify_all()
 
@@ -124,7 +144,8 @@ class ScriptedEngine:
                 self._changed.wait_for(lambda: self._stopped or self._to_cancel or self._may_step())
                 for request_id in self._to_cancel if not self._stopped else list(self._rows):
                     if row := self._rows.pop(request_id, None):
-                        self.cancelled.append(request_id)
+                        if self._remember:
+                            self.cancelled.append(request_id)
                         row.deliver(TokenEvent(None, FinishReason.CANCELLED))
                 self._to_cancel = []
                 self._changed.notify_all()
@@ -147,15 +168,28 @@ class ScriptedEngine:
         token = next(row.script, None)
         if isinstance(token, Exception):
             self._end(row, TokenEvent(None, FinishReason.ERROR, str(token)))
-        elif token is None or token in row.request.stop_token_ids:
+            return
+        if token is not None and (grammar := row.request.grammar) is not None:
+            if not grammar.mask()[token // 32] >> np.uint32(token % 32) & np.uint32(1):
+                self._end(row, TokenEvent(None, FinishReason.ERROR, f"the grammar forbids {token}"))
+                return
+            grammar.accept(token)
+        if token is None or token in row.request.stop_token_ids:
             self._end(row, TokenEvent(None, FinishReason.STOP))
         else:
+            logprobs = None if (count := row.request.sampling.logprobs) is None else logprobs_of(token, count)
             row.produced += 1
-            self.produced[row.request.request_id] = row.produced
+            if self._remember:
+                self.produced[row.request.request_id] = row.produced
+            event = TokenEvent(token, None, logprobs=logprobs)
+            if row.produced == 1:
+                event = event._replace(
+                    cached_tokens=self._cached_tokens, prompt_logprobs=prompt_logprobs_of(row.request)
+                )
             if row.produced == row.request.max_tokens:
-                self._end(row, TokenEvent(token, FinishReason.LENGTH))
+                self._end(row, event._replace(finish_reason=FinishReason.LENGTH))
             else:
-                row.deliver(TokenEvent(token, None))
+                row.deliver(event)
 
     def _end(self, row: _Row, event: TokenEvent) -> None:
         del self._rows[row.request.request_id]

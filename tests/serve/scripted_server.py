@@ -35,7 +35,11 @@ def main() -> None:
     text = itertools.islice(itertools.cycle(tokenizer.encode_text("def add(a, b): return a + b")), options.tokens)
     opening = [tokenizer.marker_ids[marker] for marker in (Marker.END_THINKING, Marker.START_TEXT)]
     engine = ScriptedEngine(
-        [*opening, *text], max_context=options.tokens + 4096, max_queue=10_000, step_seconds=options.step_ms / 1e3
+        [*opening, *text],
+        max_context=options.tokens + 4096,
+        max_queue=10_000,
+        step_seconds=options.step_ms / 1e3,
+        remember=False,
     )
     engine.start()
     listener = bind("127.0.0.1", 0)

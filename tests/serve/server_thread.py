@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import openai
 
@@ -52,7 +53,12 @@ def _set_in(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
 
 @contextmanager
 def running_server(
-    engine: ScriptedEngine, checkpoint: Path, *, limits: Limits | None = None, drain_seconds: float = 10.0
+    engine: ScriptedEngine,
+    checkpoint: Path,
+    *,
+    limits: Limits | None = None,
+    drain_seconds: float = 10.0,
+    **service: Any,
 ) -> Iterator[RunningServer]:
     listener = bind("127.0.0.1", 0)
     engine.start()
@@ -66,9 +72,9 @@ def running_server(
         handles["stop"] = partial(_set_in, loop, stop)
         handles["hurry"] = partial(_set_in, loop, hurry)
         config = tiny_config(vocab_size=VOCABULARY, eos_token_id=0)
-        service = make_service(MODEL, TextSide.read(checkpoint), config, engine)
+        made = make_service(MODEL, TextSide.read(checkpoint), config, engine, **service)
         await serve(
-            service, listener, stop=stop, hurry=hurry, drain_seconds=drain_seconds, ready=started.set, limits=limits
+            made, listener, stop=stop, hurry=hurry, drain_seconds=drain_seconds, ready=started.set, limits=limits
         )
 
     def target() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from north_jax.sampling import SamplingParams
-from serve.engine.types import EngineRequest, FinishReason, QueueFull, TokenEvent
+from serve.engine.types import EngineRequest, EngineStats, FinishReason, QueueFull, TokenEvent
 from serve.generation import EngineBridge
+from serve.metrics import Metrics
 
 
 class _Engine:
@@ -27,6 +28,9 @@ class _Engine:
             raise QueueFull(1.0)
         self.delivers[request.request_id] = deliver
 
+    def stats(self) -> EngineStats:
+        return EngineStats(queued=0, running=0, pages_used=0, pages_total=0)
+
     def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
 
@@ -36,7 +40,7 @@ def requests(count: int) -> list[EngineRequest]:
 
 
 def bridge(engine: _Engine) -> EngineBridge:
-    return EngineBridge(engine)  # type: ignore[arg-type]
+    return EngineBridge(engine, Metrics(engine))  # type: ignore[arg-type]
 
 
 def test_many_tokens_wake_the_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from serve.options import parse_options
+from serve.options import API_KEY_VARIABLE, parse_options
 
 
 def test_defaults() -> None:
@@ -38,6 +38,10 @@ def test_the_served_name_is_the_model_s_unless_given(model: str, name: str) -> N
         ["--drain-seconds", "-1"],
         ["--drain-seconds", "nan"],
         ["--dtype", "int8"],
+        ["--temperature", "2.1"],
+        ["--top-p", "x"],
+        ["--min-p", "nan"],
+        ["--top-k", "-1"],
         ["--backend", "torch"],
         ["--log-level", "loud"],
         ["--unknown"],
@@ -70,3 +74,15 @@ def test_help_imports_nothing_slow() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == ""
+
+
+def test_the_api_key_comes_from_the_environment_or_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse_options([]).api_key is None
+    monkeypatch.setenv(API_KEY_VARIABLE, "from the environment")
+    assert parse_options([]).api_key == "from the environment"
+    assert parse_options(["--api-key", "given"]).api_key == "given"
+
+
+def test_sampling_defaults_are_options() -> None:
+    options = parse_options(["--temperature", "0", "--top-p", "0.5", "--top-k", "7"])
+    assert (options.temperature, options.top_p, options.top_k, options.min_p) == (0, 0.5, 7, None)

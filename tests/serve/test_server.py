@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -84,6 +86,7 @@ def test_serves_a_checkpoint_until_sigterm(checkpoint: Path, capfd: pytest.Captu
         assert greedy[0].choices[0].text == greedy[1].choices[0].text
         assert greedy[0].usage is not None
         assert 0 < greedy[0].usage.completion_tokens <= 8
+        a_random_model_obeys(client)
         command = printed_curl()
         if shutil.which("curl"):
             done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
@@ -94,7 +97,7 @@ def test_serves_a_checkpoint_until_sigterm(checkpoint: Path, capfd: pytest.Captu
         out, _ = capfd.readouterr()
         summary, address, curl = out.splitlines()
         assert re.fullmatch(
-            r"model tiny, float32 on cpu, decoding by jax, context 256 tokens, 1 slot,"
+            r"model tiny, float32 on cpu, decoding by jax, context 1024 tokens, 1 slot,"
             r" memory \d+ MiB weights \+ \d+ MiB KV cache",
             summary,
         )
@@ -102,8 +105,48 @@ def test_serves_a_checkpoint_until_sigterm(checkpoint: Path, capfd: pytest.Captu
         assert curl.startswith("try: curl ")
         return curl.removeprefix("try: ")
 
-    arguments = ["--model", str(checkpoint), "--slots", "1", "--max-context", "256"]
+    arguments = ["--model", str(checkpoint), "--slots", "1", "--max-context", "1024"]
     assert run_and_meanwhile(arguments, port, use) == 0
+
+
+def a_random_model_obeys(client: openai.OpenAI) -> None:
+    """Whatever its weights say, it answers in a schema's form and calls the function it is told to call."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 5},
+            "kind": {"enum": ["a", "b"]},
+            "ok": {"type": "boolean"},
+        },
+        "required": ["name", "kind", "ok"],
+        "additionalProperties": False,
+    }
+
+    def ask(**settings: Any) -> Any:
+        answer = client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "x"}],
+            reasoning_effort="none",
+            seed=3,
+            presence_penalty=0.5,
+            max_tokens=120,
+            **settings,
+        )
+        return answer.choices[0]
+
+    choice = ask(response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}, logprobs=True)
+    if choice.finish_reason == "stop":
+        value = json.loads(choice.message.content)
+        assert set(value) == {"name", "kind", "ok"} and value["kind"] in ("a", "b") and len(value["name"]) <= 5
+    spelled = b"".join(bytes(entry.bytes) for entry in choice.logprobs.content)
+    assert spelled.decode(errors="replace") == choice.message.content
+    tools = [{"type": "function", "function": {"name": name, "parameters": schema}} for name in ("f", "g")]
+    choice = ask(tools=tools, tool_choice={"type": "function", "function": {"name": "g"}})
+    assert choice.message.content is None
+    [call] = choice.message.tool_calls
+    assert call.function.name == "g"
+    if choice.finish_reason == "stop":
+        assert set(json.loads(call.function.arguments)) == {"name", "kind", "ok"}
 
 
 @pytest.mark.parametrize(

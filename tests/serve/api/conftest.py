@@ -37,8 +37,9 @@ def serve_script(text_checkpoint: Path, speak: Speak) -> Iterator[ServeScript]:
     with ExitStack() as stack:
 
         def start(script: Any, *, drain_seconds: float = 10.0, limits: Any = None, **engine: Any) -> RunningServer:
+            service = {name: engine.pop(name) for name in ("api_key", "defaults") if name in engine}
             scripted = ScriptedEngine(speak(script) if isinstance(script, str) else script, **engine)
-            server = running_server(scripted, text_checkpoint, drain_seconds=drain_seconds, limits=limits)
+            server = running_server(scripted, text_checkpoint, drain_seconds=drain_seconds, limits=limits, **service)
             return stack.enter_context(server)
 
         yield start

@@ -284,3 +284,10 @@ def test_stop_tokens_are_the_checkpoint_s(serve_script: ServeScript, tokenizer: 
     server = serve_script(HELLO)
     ask(server)
     assert server.engine.requests[0].stop_token_ids >= {tokenizer.eos_id, 0}
+
+
+def test_usage_counts_what_the_cache_held(serve_script: ServeScript) -> None:
+    server = serve_script(HELLO, cached_tokens=64)
+    assert ask(server, n=2).usage.prompt_tokens_details.cached_tokens == 64
+    *_, last = stream(server, stream_options={"include_usage": True})
+    assert last.usage.prompt_tokens_details.cached_tokens == 64

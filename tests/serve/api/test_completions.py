@@ -132,3 +132,8 @@ def test_prompt_and_limit_must_fit_together(serve_script: ServeScript, speak: Sp
         complete(server, ["a", "a" * 100], max_tokens=10)
     assert caught.value.param == "prompt[1]"
     assert server.engine.requests == []
+
+
+def test_usage_counts_what_the_cache_held_once_a_prompt(serve_script: ServeScript) -> None:
+    server = serve_script(TEXT, cached_tokens=64)
+    assert complete(server, ["a", "b"], n=2).usage.prompt_tokens_details.cached_tokens == 128

@@ -9,7 +9,7 @@ from north_jax.decoding import Decoder, make_decoder
 from north_jax.generation import generate
 from north_jax.layers import Params
 from serve.engine.engine import JaxEngine
-from serve.engine.memory import plan_cache
+from serve.engine.memory import CachePlan, plan_cache
 from serve.engine.types import EngineRequest
 
 # Layers of every kind: dense and full with RoPE, sliding, full without RoPE.
@@ -26,8 +26,10 @@ def jax_decoder(params: Params = PARAMS) -> Decoder:
     return make_decoder(CONFIG, params, backend="jax", slots=PLAN.slots, max_context=PLAN.max_context)
 
 
-def started_engine(params: Params = PARAMS, decoder: Decoder | None = None, max_queue: int = 10) -> JaxEngine:
-    engine = JaxEngine(CONFIG, params, PLAN, decoder or jax_decoder(params), max_queue=max_queue)
+def started_engine(
+    params: Params = PARAMS, decoder: Decoder | None = None, max_queue: int = 10, plan: CachePlan = PLAN
+) -> JaxEngine:
+    engine = JaxEngine(CONFIG, params, plan, decoder or jax_decoder(params), max_queue=max_queue)
     engine.start()
     return engine
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serve.protocol.chat import parse_chat, plain_messages, plain_tools
+from serve.protocol.chat import parse_chat
 from serve.protocol.completions import parse_completion, prompts
 from serve.protocol.errors import ApiError
 from serve.protocol.fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, IGNORED
@@ -58,13 +58,13 @@ COMMON_REFUSALS = [
     ({"stream": "yes"}, "invalid_type", "stream"),
     ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
     ({"stream": True, "stream_options": {"usage": True}}, "unknown_parameter", "stream_options.usage"),
-    ({"frequency_penalty": 0.5}, "unsupported_parameter", "frequency_penalty"),
-    ({"presence_penalty": 0.5}, "unsupported_parameter", "presence_penalty"),
-    ({"repetition_penalty": 1.1}, "unsupported_parameter", "repetition_penalty"),
-    ({"logit_bias": {"1": 5}}, "unsupported_parameter", "logit_bias"),
-    ({"logprobs": 1}, "unsupported_parameter", "logprobs"),
-    ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
-    ({"ignore_eos": True}, "unsupported_parameter", "ignore_eos"),
+    ({"frequency_penalty": 2.5}, "decimal_above_max_value", "frequency_penalty"),
+    ({"presence_penalty": -3}, "decimal_below_min_value", "presence_penalty"),
+    ({"repetition_penalty": 0}, "decimal_below_min_value", "repetition_penalty"),
+    ({"logit_bias": [1]}, "invalid_type", "logit_bias"),
+    ({"logit_bias": {"1": "x"}}, "invalid_type", "logit_bias[...]"),
+    ({"logprobs": "yes"}, "invalid_type", "logprobs"),
+    ({"ignore_eos": 1}, "invalid_type", "ignore_eos"),
     ({"tempreature": 1}, "unknown_parameter", "tempreature"),
     ({"model": None}, "invalid_type", "model"),
 ]
@@ -87,24 +87,29 @@ CHAT_REFUSALS = [
     ({"max_tokens": 5, "max_completion_tokens": 5}, "invalid_value", "max_tokens"),
     ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "invalid_value", "tools[0].type"),
     ({"tools": [{"type": "function", "function": {}}]}, "missing_required_parameter", "tools[0].function.name"),
+    ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "invalid_value", "tool_choice"),
     (
-        {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
-        "unsupported_parameter",
-        "tools[0].function.strict",
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "invalid_value",
+        "tool_choice.function.name",
     ),
-    ({"tools": [TOOL], "tool_choice": "required"}, "unsupported_parameter", "tool_choice"),
-    (
-        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
-        "unsupported_parameter",
-        "tool_choice",
-    ),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "invalid_value", "tool_choice.type"),
     ({"tool_choice": "maybe"}, "invalid_value", "tool_choice"),
-    ({"parallel_tool_calls": False}, "unsupported_parameter", "parallel_tool_calls"),
+    ({"parallel_tool_calls": "no"}, "invalid_type", "parallel_tool_calls"),
+    ({"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "missing_required_parameter", "response_format.json_schema"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}},
+        "invalid_value",
+        "response_format.json_schema.name",
+    ),
     ({"reasoning_effort": "huge"}, "invalid_value", "reasoning_effort"),
     ({"reasoning": "on"}, "invalid_type", "reasoning"),
     ({"chat_template_kwargs": {"mood": 1}}, "unknown_parameter", "chat_template_kwargs.mood"),
-    ({"logprobs": True}, "unsupported_parameter", "logprobs"),
-    ({"top_logprobs": 3}, "unsupported_parameter", "top_logprobs"),
+    ({"logprobs": 1}, "invalid_type", "logprobs"),
+    ({"top_logprobs": 3}, "invalid_value", "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "integer_above_max_value", "top_logprobs"),
     ({"functions": [{"name": "f"}]}, "unsupported_parameter", "functions"),
     ({"modalities": ["audio"]}, "unsupported_parameter", "modalities"),
     ({"prompt": "x"}, "unknown_parameter", "prompt"),
@@ -112,7 +117,8 @@ CHAT_REFUSALS = [
 COMPLETION_REFUSALS = [
     ({"suffix": "x"}, "unsupported_parameter", "suffix"),
     ({"best_of": 3}, "unsupported_parameter", "best_of"),
-    ({"logprobs": 0}, "unsupported_parameter", "logprobs"),  # asks for the drawn tokens' own
+    ({"logprobs": 6}, "integer_above_max_value", "logprobs"),
+    ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
     ({"echo": 1}, "invalid_type", "echo"),
     ({"prompt": None}, "invalid_type", "prompt"),
     ({"messages": []}, "unknown_parameter", "messages"),
@@ -189,19 +195,19 @@ def test_an_answer_fits_into_the_history_unchanged() -> None:
     }
     result = {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "done"}]}
     body = parse_chat(chat(messages=[{"role": "user", "content": "hi"}, answer, result], tools=[TOOL]))
-    user, assistant, tool = plain_messages(body)
+    user, assistant, tool = body.plain_messages
     assert user == {"role": "user", "content": "hi"}
     assert assistant["reasoning_content"] == "thought"
     assert assistant["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
     assert tool == result
-    tools = plain_tools(body)
+    tools = body.plain_tools
     assert tools is not None
     assert tools[0]["function"]["name"] == "f"
 
 
 def test_a_refusal_in_the_history_is_its_content() -> None:
     body = parse_chat(chat(messages=[{"role": "assistant", "content": None, "refusal": "no"}, *CHAT["messages"]]))
-    assert plain_messages(body)[0]["content"] == "no"
+    assert body.plain_messages[0]["content"] == "no"
 
 
 @pytest.mark.parametrize(
@@ -231,10 +237,10 @@ def test_stop_strings_that_are_refused(stop: Any) -> None:
 
 def test_sampling_defaults_and_values() -> None:
     defaults = SamplingDefaults(temperature=0.5, top_k=7)
-    [params] = sampling_params(parse_chat(chat()), defaults, 1)
+    [params] = sampling_params(parse_chat(chat()), defaults, 1, vocab_size=9)
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.95, 7, 0.0)
     body = parse_chat(chat(temperature=1e-9, top_p=0, top_k=-1, min_p=0.25, seed=-1))
-    [params] = sampling_params(body, defaults, 1)
+    [params] = sampling_params(body, defaults, 1, vocab_size=9)
     assert params.temperature == 0, "too small to divide by: greedy"
     assert 0 < params.top_p < 1e-6
     assert (params.top_k, params.min_p, params.seed) == (0, 0.25, 2**64 - 1)
@@ -242,9 +248,9 @@ def test_sampling_defaults_and_values() -> None:
 
 def test_choices_have_seeds_of_their_own_and_the_first_one_is_the_request_s() -> None:
     body = parse_chat(chat(seed=5))
-    assert [params.seed for params in sampling_params(body, SamplingDefaults(), 3)] == [5, 6, 7]
+    assert [params.seed for params in sampling_params(body, SamplingDefaults(), 3, vocab_size=9)] == [5, 6, 7]
     unseeded = parse_chat(chat())
-    seeds = {sampling_params(unseeded, SamplingDefaults(), 1)[0].seed for _ in range(4)}
+    seeds = {sampling_params(unseeded, SamplingDefaults(), 1, vocab_size=9)[0].seed for _ in range(4)}
     assert len(seeds) == 4
 
 
@@ -277,3 +283,33 @@ def test_forms_of_a_prompt(prompt: Any, parsed: Any) -> None:
 )
 def test_prompts_that_are_refused(prompt: Any, param: str) -> None:
     assert refusal(lambda body: prompts(parse_completion(body), 10), completion(prompt=prompt))[1] == param
+
+
+@pytest.mark.parametrize(
+    ("bias", "code"),
+    [
+        ({"9": 1}, "invalid_value"),
+        ({"-1": 1}, "invalid_value"),
+        ({"x": 1}, "invalid_value"),
+        ({"1": 1, "01": 1}, "invalid_value"),
+        ({"\u0661": 1}, "invalid_value"),
+        ({"1": 101}, "decimal_above_max_value"),
+        ({str(number): 1 for number in range(301)}, "object_above_max_properties"),
+    ],
+)
+def test_logit_bias_names_the_tokens_of_the_vocabulary(bias: dict[str, float], code: str) -> None:
+    body = parse_chat(chat(logit_bias=bias))
+    with pytest.raises(ApiError) as caught:
+        sampling_params(body, SamplingDefaults(), 1, vocab_size=9)
+    error = caught.value.body.error
+    assert error.code == code and error.param.startswith("logit_bias")
+
+
+def test_what_changes_logits_reaches_the_engine() -> None:
+    body = parse_chat(
+        chat(presence_penalty=0.5, frequency_penalty=-1, repetition_penalty=1.2, logit_bias={"3": -100, "1": 2.5})
+    )
+    [params] = sampling_params(body, SamplingDefaults(), 1, vocab_size=9, logprobs=2)
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.5, -1, 1.2)
+    assert params.logit_bias == ((1, 2.5), (3, -100))
+    assert params.logprobs == 2
