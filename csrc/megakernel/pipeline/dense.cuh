@@ -28,6 +28,7 @@ __device__ __forceinline__ bool stage_input(Loader& r) {
     const bf16* in = r.buffer<const bf16>(FIELD_INPUT) + r.lane * columns;
     if (r.lane == 0) barrier_arrive_expect(&r.shared().input_full, batch * columns * 2);
     __syncwarp();
+    r.input_copied = true;
     uint32_t to = r.memory.input + r.lane * kRowStride;
 #pragma unroll 1
     for (int k = 0; k < columns; k += kPageColumns) {
@@ -54,7 +55,7 @@ struct RouterProduct : InputProduct {
         const bool ok = r.store_tile([&](int b, int row, float sum, bool live) {
             if (live && row < count) out[b * experts + begin + row] = sum;
         });
-        r.arrive();
+        if (ok) r.arrive();
         return ok;
     }
 };
@@ -65,7 +66,8 @@ struct QkvProduct : InputProduct {
     __device__ __forceinline__ static bool run(Storer& r) {
         if (!r.next_is_mine()) return true;
         const Geometry& g = r.c.plan.geometry;
-        const int begin = r.c.field(FIELD_ROW_BEGIN), head = begin / kHeadDim, within = begin % kHeadDim;
+        const int begin = r.c.field(FIELD_ROW_BEGIN), count = r.c.field(FIELD_ROW_COUNT);
+        const int head = begin / kHeadDim, within = begin % kHeadDim;
         const int width = (g.heads + 2 * g.kv_heads) * kHeadDim;
         const bool rotates = r.c.field(FIELD_ROPE) != 0 && head < g.heads + g.kv_heads;
         bf16* out = r.buffer<bf16>(FIELD_OUTPUT);
@@ -77,7 +79,7 @@ struct QkvProduct : InputProduct {
                 value = row % 2 == 0 ? value * turn.x - other * turn.y : value * turn.x + other * turn.y;
             }
             const uint32_t pair = pack(value, __shfl_down_sync(~0u, value, 1));
-            if (!live || row % 2 != 0) return;
+            if (!live || row % 2 != 0 || row >= count) return;
             *reinterpret_cast<uint32_t*>(out + b * width + begin + row) = pair;
             if (head < g.heads) return;
             const bool is_value = head >= g.heads + g.kv_heads;
@@ -89,7 +91,7 @@ struct QkvProduct : InputProduct {
                 ((int64_t{page} * 2 + is_value) * g.kv_heads + kv_head) * kPageTokens + r.position(b) % kPageTokens;
             *reinterpret_cast<uint32_t*>(static_cast<bf16*>(pool.data) + token * kHeadDim + within + row) = pair;
         });
-        r.arrive();
+        if (ok) r.arrive();
         return ok;
     }
 };
@@ -106,7 +108,7 @@ struct DenseUp : InputProduct {
             const float up = __shfl_down_sync(~0u, gate, units);
             if (live && row < units) out[b * width + begin + row] = from_float<bf16>(swiglu(gate, up));
         });
-        r.arrive();
+        if (ok) r.arrive();
         return ok;
     }
 };
@@ -171,7 +173,7 @@ struct SlicedProduct {
         const bool ok = r.store_tile([&](int b, int row, float sum, bool live) {
             if (live && row < count) out[b * hidden + begin + row] = sum;
         });
-        r.arrive();
+        if (ok) r.arrive();
         return ok;
     }
 };
@@ -187,8 +189,9 @@ struct HeadProduct : InputProduct {
         for (int i = 0; i < kMaxBatch / 2; ++i) best[i] = {-INFINITY, INT_MAX};
         for (int tile = 0; tile < count; tile += kTileRows) {
             if (!r.next_is_mine()) continue;
-            const bool ok = r.store_tile([&](int b, int row, float sum, bool live) {
-                if (!live || tile + row >= count) return;
+            // All rows, idle ones too: even ones in one half of the warp, odd ones in the other.
+            const bool ok = r.store_rows((1u << batch) - 1, [&](int b, int row, float sum, bool exists) {
+                if (!exists || !r.live(b) || tile + row >= count) return;
                 const Best other{sum * g.logit_scale, begin + tile + row};
                 out[static_cast<int64_t>(b) * g.vocabulary + other.token] = other.logit;
 #pragma unroll

@@ -117,17 +117,19 @@ __device__ __forceinline__ bool run(Storer& r) {
 }
 
 __device__ __forceinline__ bool run(Side& r) {
-    switch (r.c.field(FIELD_OPCODE)) {
-        case ATTN_COMBINE:
-            return r.combine();
+    const int opcode = r.c.field(FIELD_OPCODE);
+    if (opcode == ATTN_COMBINE) return r.combine();
+    const bool samples = opcode == SAMPLE_HISTOGRAM || opcode == SAMPLE_MASS || opcode == SAMPLE_DRAW;
+    if ((samples || opcode == END_STEP) && !r.agreed(true)) return false;
+    switch (opcode) {
         case SAMPLE_HISTOGRAM:
-            return sample_histogram(r.c, r.team(), r.memory.sample);
+            return r.ended(sample_histogram(r.c, r.team(), r.memory.sample));
         case SAMPLE_MASS:
-            return sample_mass(r.c, r.team());
+            return r.ended(sample_mass(r.c, r.team()));
         case SAMPLE_DRAW:
-            return sample_draw(r.c, r.team(), r.memory.sample);
+            return r.ended(sample_draw(r.c, r.team(), r.memory.sample));
         case END_STEP:
-            return end_step(r.c, r.team(), &r.shared().live);
+            return r.ended(end_step(r.c, r.team(), &r.shared().live));
         default:
             return true;
     }
@@ -169,8 +171,8 @@ __device__ __forceinline__ void walk(Side& r) {
     Shared& s = r.shared();
     for (bool ended = false; !ended; ++r.c.step) {
         r.open_step(false);
-        if (!run_list(r)) return;
-        if (!await_decision(r.c, r.team(), &s.decision, &ended)) return;
+        if (!run_list(r) || !r.agreed(true)) return;
+        if (!r.ended(await_decision(r.c, r.team(), &s.decision, &ended))) return;
     }
     r.open_step(true);
 }
@@ -201,7 +203,7 @@ __device__ void init_barriers(Shared& s) {
         barrier_init(&s.tasks_full[i], 1);
         barrier_init(&s.tasks_empty[i], kTaskReaders);
     }
-    fence_barrier_init();
+    fence_shared_for_bulk_copies();
 }
 
 __global__ void __launch_bounds__(kThreads, 1)
@@ -213,15 +215,14 @@ __global__ void __launch_bounds__(kThreads, 1)
         init_barriers(*memory.shared);
         memory.shared->live = live_rows(plan, batch);
         memory.shared->patience = {words.abort, fault, words.counters, quantum.timeout_ns};
+        memory.shared->step = 0;
+        for (int& task : memory.shared->task_of_warp) task = -1;
         memory.shared->first_task = plan.begin[blockIdx.x];
         memory.shared->end_task = plan.begin[blockIdx.x + 1];
     }
     __syncthreads();
     const Context context{plan, words, batch, channel, fault, quantum, static_cast<int>(blockIdx.x)};
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-    constexpr int kControllerWarp = kConsumerWarps, kProducerWarp = kControllerWarp + 1;
-    constexpr int kFirstStorer = kProducerWarp + 1, kFirstLoader = kFirstStorer + kStorerWarps;
-    constexpr int kFirstSide = kFirstLoader + kLoaderWarps;
     if (warp < kConsumerWarps) {
         Consumer role(context, memory, Role::kConsumer, warp, lane);
         walk(role);
@@ -241,10 +242,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     } else if (warp < kFirstSide) {
         Loader role(context, memory, Role::kLoader, warp - kFirstLoader, lane);
         walk(role);
+        role.leave();
         role.drain();
     } else {
         Side role(context, memory, Role::kSide, warp - kFirstSide, lane);
         walk(role);
+        role.leave();
     }
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -265,6 +268,7 @@ cudaError_t launch_pipelined(const DevicePlan& plan, const DeviceWords& words, c
     }
     if (status != cudaSuccess) return status;
     const pipeline::Layout layout = pipeline::layout(plan.batch, plan.geometry.hidden, total);
+    if (layout.pages < 3) return cudaErrorInvalidConfiguration;  // as many as may be on their way at once
     const void* kernel = reinterpret_cast<const void*>(pipeline::decode_kernel);
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, layout.bytes);
     if (status != cudaSuccess) return status;

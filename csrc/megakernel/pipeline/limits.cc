@@ -77,12 +77,15 @@ std::string refuse_lists(const TaskLists& lists) {
                 case END_STEP:
                     break;
                 case LM_HEAD:
+                    if (rows == 0) return "an SM without a part of the vocabulary";
                     ++heads;
                     break;
                 default:
                     return std::string("the operation ") +
                            (opcode >= 0 && opcode < kOpcodeCount ? kOperations[opcode].name : "of an unknown opcode");
             }
+            const bool of_all_rows = task[FIELD_BATCH_BEGIN] == 0 && task[FIELD_BATCH_COUNT] == lists.batch;
+            if (kOperations[opcode].lane == LANE_MATRIX && !of_all_rows) return "products of a part of the rows";
             for (int32_t field = FIELD_INPUT; field <= FIELD_OUTPUT_2; ++field) {
                 const BufferPlace& place = lists.buffers[task[field]];
                 if (!(kOperations[opcode].fields >> field & 1) || place.planes < 2) continue;
@@ -90,6 +93,9 @@ std::string refuse_lists(const TaskLists& lists) {
             }
             if (takes_input(opcode)) unread = false;
         }
+        // A role may be a task ring ahead of another, never a step.
+        if (lists.begin[sm + 1] - lists.begin[sm] <= kTaskSlots * kTasksOfSlot) return "a list of few tasks";
+        if (unread) return "an SM that norms an input and does not take it";
         if (heads != 1) return "an SM with other than one LM_HEAD task";
     }
     return "";

@@ -11,7 +11,9 @@ struct Loader : Common {
     using Common::Common;
     RoutingReader routing;
     Router router;
-    int input_layer = -1;  // whose input has been staged
+    int input_layer = -1;       // whose input has been staged
+    bool input_copied = false;  // by a bulk copy
+    int norm_turn = 0;          // which half of the sums is next
 
     __device__ __forceinline__ bool stages() const { return warp == 0; }
     __device__ __forceinline__ bool routes() const { return warp == 1; }
@@ -19,9 +21,16 @@ struct Loader : Common {
     __device__ __forceinline__ void sync() const {
         asm volatile("barrier.sync %0, %1;" ::"n"(kBarrier), "n"(kLoaderWarps * 32) : "memory");
     }
-    // Whether the first warp says so, to all warps.
-    __device__ __forceinline__ bool agreed(bool value) const {
-        return Team{thread(), kLoaderWarps * 32, kBarrier}.all(warp != 0 || value);
+    // Whether all warps say so, to all of them. Before anything that needs all of them: whoever leaves says no once
+    // more
+    // (`leave`), so that nobody waits for a warp that has gone.
+    __device__ __forceinline__ bool agreed(bool value) {
+        const bool ok = Team{thread(), kLoaderWarps * 32, kBarrier}.all(value);
+        refused_ |= !ok;
+        return ok;
+    }
+    __device__ __forceinline__ void leave() {
+        if (!refused_) agreed(false);
     }
 
     // Waits for an empty stage and expects `bytes` in it; gives its address, 0 after a fault.
@@ -38,9 +47,9 @@ struct Loader : Common {
 
     // Waits until the consumers have done with the last layer's input. By the first warp.
     __device__ __forceinline__ bool open_input() {
-        const bool ok = wait(&shared().input_empty, input_.parity);
+        if (!wait(&shared().input_empty, input_.parity)) return false;
         input_.advance(1);
-        return ok;
+        return true;
     }
 
     __device__ __forceinline__ void end_step() {
@@ -58,12 +67,14 @@ struct Loader : Common {
             }
             stage_.advance(kStages);
         }
-        while (!__all_sync(~0u, barrier_test(&shared().input_full, input_.parity))) {
+        while (input_copied && !__all_sync(~0u, barrier_test(&shared().input_full, input_.parity))) {
         }
     }
 
    private:
     static constexpr int kBarrier = 1;
+
+    bool refused_ = false;
 
     Cursor stage_ = Cursor::filling(), input_ = Cursor::filling();
 };

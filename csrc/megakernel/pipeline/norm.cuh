@@ -29,6 +29,7 @@ struct ResidualNorm {
     __device__ __forceinline__ static bool embed(Loader& r) {
         const int hidden = r.c.plan.geometry.hidden;
         float* out = r.buffer<float>(FIELD_OUTPUT);
+        if (!r.agreed(true)) return false;
 #pragma unroll 1
         for (int b = r.c.batch_begin(); b < r.c.batch_end(); ++b) {
             if (!r.live(b)) continue;
@@ -116,9 +117,10 @@ struct ResidualNorm {
 
     // The sum of a value of every thread, in a fixed order. Consecutive calls use one half of the scratch and the
     // other.
-    __device__ __forceinline__ static float total(const Loader& r, float value, int half) {
+    __device__ __forceinline__ static float total(Loader& r, float value) {
         value = warp_sum(value);
-        float* sums = r.shared().norm_sums[half];
+        float* sums = r.shared().norm_sums[r.norm_turn];
+        r.norm_turn ^= 1;
         if (r.lane == 0) sums[r.warp] = value;
         r.sync();
         float sum = 0;
@@ -128,7 +130,7 @@ struct ResidualNorm {
     }
 
     // norm(x) · weight, to the consumers or to OUTPUT.
-    __device__ __forceinline__ static void norm(const Loader& r, int b, const Geometry& g, const Values& x,
+    __device__ __forceinline__ static void norm(Loader& r, int b, const Geometry& g, const Values& x,
                                                 const uint2 (&weight)[kResidualChunks], bool local) {
         float mean = 0, squares = 0;
         if (g.layer_norm) {
@@ -137,9 +139,7 @@ struct ResidualNorm {
             for (int j = 0; j < kResidualChunks; ++j) {
                 if (column(r, j) < g.hidden) sum += x[j][0] + x[j][1] + x[j][2] + x[j][3];
             }
-            r.sync();  // both halves of the scratch are free
-            mean = total(r, sum, 0) / g.hidden;
-            r.sync();
+            mean = total(r, sum) / g.hidden;
         }
 #pragma unroll
         for (int j = 0; j < kResidualChunks; ++j) {
@@ -147,7 +147,7 @@ struct ResidualNorm {
 #pragma unroll
             for (int e = 0; e < 4; ++e) squares += (x[j][e] - mean) * (x[j][e] - mean);
         }
-        const float scale = 1.0f / sqrtf(total(r, squares, b % 2) / g.hidden + g.norm_eps);
+        const float scale = 1.0f / sqrtf(total(r, squares) / g.hidden + g.norm_eps);
 #pragma unroll
         for (int j = 0; j < kResidualChunks; ++j) {
             if (column(r, j) >= g.hidden) continue;

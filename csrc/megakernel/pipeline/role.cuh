@@ -26,26 +26,24 @@ struct Cursor {
 
 extern __shared__ __align__(128) unsigned char block_memory[];
 
-// What of a wait only a report needs.
-struct Waiter {
-    int role, task, step;
-};
-
-__device__ __noinline__ inline void report_waiter(Waiter w, DeviceFault::Kind kind, int counter, uint32_t needed,
-                                                  uint32_t seen) {
-    const Patience& p = reinterpret_cast<const Shared*>(block_memory)->patience;
-    report_fault({p.abort, p.fault, p.timeout_ns, static_cast<int>(blockIdx.x), w.role, w.task, w.step}, kind, counter,
-                 needed, seen);
+__device__ __noinline__ inline void report_waiter(DeviceFault::Kind kind, int counter, uint32_t needed, uint32_t seen) {
+    const Shared& s = *reinterpret_cast<const Shared*>(block_memory);
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    report_fault({s.patience.abort, s.patience.fault, s.patience.timeout_ns, static_cast<int>(blockIdx.x),
+                  static_cast<int>(role_of_warp(warp)), s.task_of_warp[warp], s.step},
+                 kind, counter, needed, seen);
 }
 
-__device__ __noinline__ inline bool wait_patiently(uint64_t* barrier, uint32_t parity, Waiter waiter) {
+__device__ __noinline__ inline bool wait_patiently(uint64_t* barrier, uint32_t parity) {
     const Patience& p = reinterpret_cast<const Shared*>(block_memory)->patience;
-    const uint64_t begin = nanoseconds();
-    while (!__all_sync(~0u, barrier_test(barrier, parity))) {
+    uint64_t begin = 0;
+    for (int round = 0; !__all_sync(~0u, barrier_test(barrier, parity)); ++round) {
+        if (round % 16 != 0) continue;
+        if (begin == 0) begin = nanoseconds();
         if (__any_sync(~0u, load_relaxed(p.abort) != 0)) return false;
         // Longer than waits at counters, so that whoever keeps this block waiting is heard first.
         if (__any_sync(~0u, nanoseconds() - begin > 2 * p.timeout_ns)) {
-            if (threadIdx.x % 32 == 0) report_waiter(waiter, DeviceFault::kBlocked, -1, 0, 0);
+            if (threadIdx.x % 32 == 0) report_waiter(DeviceFault::kBlocked, -1, 0, 0);
             __syncwarp();
             return false;
         }
@@ -54,32 +52,34 @@ __device__ __noinline__ inline bool wait_patiently(uint64_t* barrier, uint32_t p
 }
 
 // Polls that see no change stay in flight while others follow: seeing an arrival then costs one latency, not one and a
-// half. `counter` < 0: nothing to wait for.
-__device__ __noinline__ inline bool poll_counters(int counter, int need, bool slice, Waiter waiter) {
+// half. `counter` < 0: nothing to wait for, and nothing to ask the memory.
+//
+// No acquire follows: what is read next goes to the L2 (bulk copies, relaxed loads), where the arrival's release has
+// put it, and is issued after the branch on the poll.
+__device__ __noinline__ inline bool poll_counters(int counter, int need, bool slice) {
     constexpr int kPollInterval = 50;  // ns
-    const Patience& p = reinterpret_cast<const Shared*>(block_memory)->patience;
-    const uint32_t target = static_cast<uint32_t>(waiter.step + 1) * static_cast<uint32_t>(need);
-    const uint32_t* word = p.counters + max(counter, 0);
-    uint32_t first = load_relaxed(word);
+    const Shared& s = *reinterpret_cast<const Shared*>(block_memory);
+    const uint32_t target = static_cast<uint32_t>(s.step + 1) * static_cast<uint32_t>(need);
+    auto poll = [&] { return counter < 0 ? target : load_relaxed(s.patience.counters + counter); };
+    uint32_t first = poll();
     __nanosleep(kPollInterval);
-    uint32_t second = load_relaxed(word);
+    uint32_t second = poll();
     __nanosleep(kPollInterval);
-    uint32_t third = load_relaxed(word);
+    uint32_t third = poll();
     uint64_t begin = 0;
     for (int polls = 0;; ++polls) {
-        const bool reached = counter < 0 || static_cast<int32_t>(first - target) >= 0;
-        if (__all_sync(~0u, reached)) return true;
+        if (__all_sync(~0u, static_cast<int32_t>(first - target) >= 0)) return true;
         first = second;
         second = third;
         __nanosleep(kPollInterval);
-        third = load_relaxed(word);
+        third = poll();
         if (polls % 64 != 63) continue;
         if (begin == 0) begin = nanoseconds();
-        if (__any_sync(~0u, load_relaxed(p.abort) != 0)) return false;
-        if (__any_sync(~0u, nanoseconds() - begin > p.timeout_ns)) {
-            const uint32_t missing = __ballot_sync(~0u, counter >= 0 && static_cast<int32_t>(first - target) < 0);
+        if (__any_sync(~0u, load_relaxed(s.patience.abort) != 0)) return false;
+        if (__any_sync(~0u, nanoseconds() - begin > s.patience.timeout_ns)) {
+            const uint32_t missing = __ballot_sync(~0u, static_cast<int32_t>(first - target) < 0);
             if (missing != 0 && threadIdx.x % 32 == __ffs(missing) - 1) {
-                report_waiter(waiter, slice ? DeviceFault::kSliceWait : DeviceFault::kWait, counter, target, first);
+                report_waiter(slice ? DeviceFault::kSliceWait : DeviceFault::kWait, counter, target, first);
             }
             __syncwarp();
             return missing == 0;
@@ -118,11 +118,13 @@ struct Common {
         }
         if (*ended) {
             c.task = first_task();
+            if (lane == 0) s.task_of_warp[threadIdx.x / 32] = -1;
             return true;
         }
         if (place_ == 0 && !wait(&s.tasks_full[tasks_.slot], tasks_.parity)) return false;
         c.fields = s.task[tasks_.slot][place_++].fields;
         ++c.task;
+        if (lane == 0) s.task_of_warp[threadIdx.x / 32] = c.task;
         return true;
     }
 
@@ -152,12 +154,12 @@ struct Common {
 
     // Waits for a phase of a barrier; false after a fault, to the whole warp.
     __device__ __forceinline__ bool wait(uint64_t* barrier, uint32_t parity) const {
-        return __all_sync(~0u, barrier_test(barrier, parity)) || wait_patiently(barrier, parity, waiter());
+        return __all_sync(~0u, barrier_test(barrier, parity)) || wait_patiently(barrier, parity);
     }
 
     // Each lane waits for its counter to show `need` arrivals of this step; `counter` < 0: for none.
     __device__ __forceinline__ bool wait_counters(int counter, int need, bool slice) const {
-        return poll_counters(counter, need, slice, waiter());
+        return poll_counters(counter, need, slice);
     }
     // The slice that this lane names; none where it is negative.
     __device__ __forceinline__ bool wait_slices(int slice) const {
@@ -186,8 +188,6 @@ struct Common {
     }
 
    private:
-    __device__ __forceinline__ Waiter waiter() const { return {c.role, c.task, c.step}; }
-
     Cursor tasks_;
     int place_ = 0;  // in the slot
 };

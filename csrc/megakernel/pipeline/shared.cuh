@@ -19,13 +19,25 @@
 
 namespace north_jax::megakernel::pipeline {
 
-enum class Role : int { kController, kProducer, kStorer, kLoader, kRouter, kConsumer, kSide };
+enum class Role : int { kController, kProducer, kStorer, kLoader, kConsumer, kSide };
 
 constexpr int kStorerWarps = 2;  // tiles go to one and the other in turn
 constexpr int kMaxSums = 4;      // slots of sums
 constexpr int kSideWarps = 4;
 constexpr int kWarps = kConsumerWarps + 2 + kStorerWarps + kLoaderWarps + kSideWarps;
 constexpr int kThreads = kWarps * 32;
+// Warps of a block in order: consumers, controller, producer, storers, loader, side.
+constexpr int kControllerWarp = kConsumerWarps, kProducerWarp = kControllerWarp + 1;
+constexpr int kFirstStorer = kProducerWarp + 1, kFirstLoader = kFirstStorer + kStorerWarps;
+constexpr int kFirstSide = kFirstLoader + kLoaderWarps;
+__device__ constexpr Role role_of_warp(int warp) {
+    return warp < kConsumerWarps     ? Role::kConsumer
+           : warp == kControllerWarp ? Role::kController
+           : warp == kProducerWarp   ? Role::kProducer
+           : warp < kFirstLoader     ? Role::kStorer
+           : warp < kFirstSide       ? Role::kLoader
+                                     : Role::kSide;
+}
 constexpr int kTaskReaders = kWarps - 1;  // all but the controller
 
 constexpr int kRowBytes = kPageColumns * 2;
@@ -35,9 +47,6 @@ constexpr int kMaxPages = 7;
 constexpr int kBytesInFlight = 72 * 1024;  // that have not landed: more are latency for everybody's loads
 constexpr int kStages = 2;
 constexpr int kMinStageBytes = 4 * kRowStride;
-
-constexpr int kTasksOfSlot = 4;
-constexpr int kTaskSlots = 3;
 
 constexpr int kScoreStride = 80;  // floats of a head's scores of a page: 64 keys, 4 unused after every 16
 // Floats of a column of sums: 16 rows, and 4 against bank conflicts between columns.
@@ -94,6 +103,8 @@ struct Shared {
     alignas(16) PipelineTask task[kTaskSlots][kTasksOfSlot];
     KeyRange keys[5];  // of producer, storers, loader and consumers, who all write the same
     Patience patience;
+    int task_of_warp[kWarps];  // for reports; -1 between steps
+    int step;
     int first_task, end_task;
     alignas(16) float scores[2][kQueryHeads * kScoreStride];
     float self_score[2][kQueryHeads];  // of the key of this very step

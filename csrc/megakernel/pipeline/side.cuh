@@ -14,6 +14,21 @@ struct Side : Common {
 
     __device__ __forceinline__ Team team() const { return {warp * 32 + lane, kSideWarps * 32, kBarrier}; }
 
+    // Whether all warps say so, to all of them; see Loader::agreed.
+    __device__ __forceinline__ bool agreed(bool value) {
+        const bool ok = team().all(value);
+        refused_ |= !ok;
+        return ok;
+    }
+    // The result of what ended with all warps of one mind.
+    __device__ __forceinline__ bool ended(bool ok) {
+        refused_ |= !ok;
+        return ok;
+    }
+    __device__ __forceinline__ void leave() {
+        if (!refused_) agreed(false);
+    }
+
     // Makes ready what the block's other roles read of a step, and lets them begin it.
     __device__ __forceinline__ void open_step(bool ended) const {
         Shared& s = shared();
@@ -54,7 +69,12 @@ struct Side : Common {
             const uint32_t rows = __ballot_sync(~0u, lives);
             if (thread == 0) s.live_rows = rows;
         }
-        if (thread == 0) s.ended = ended;
+        if (thread == 0) {
+            s.ended = ended;
+            s.step = c.step;
+        }
+        // Sampling wrote where bulk copies of stages will.
+        fence_shared_for_bulk_copies();
         team().sync();
         if (thread == 0) barrier_arrive(&s.step_begins);
     }
@@ -62,7 +82,7 @@ struct Side : Common {
     // Folds the splits of query heads of one row. Each warp folds up to eight splits, a lane four dims.
     __device__ __forceinline__ bool combine() {
         const Geometry& g = c.plan.geometry;
-        if (!team().all(warp != 0 || wait_task())) return false;
+        if (!agreed(warp != 0 || wait_task())) return false;
         const int b = c.batch_begin(), group = g.heads / g.kv_heads;
         if (live(b)) {
             const int splits = memory.splits[(c.field(FIELD_WINDOW) > 0 ? c.plan.batch : 0) + b].count;
@@ -79,6 +99,8 @@ struct Side : Common {
 
    private:
     static constexpr int kBarrier = 2;
+
+    bool refused_ = false;
     static constexpr int kSplitsOfWarp = kMaxSplits / kSideWarps;
 
     __device__ __forceinline__ void combine_head(int b, int head, int first, int group, int splits) const {

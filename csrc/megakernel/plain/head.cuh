@@ -1,8 +1,8 @@
 // Logits, and the largest of each vocabulary range.
 #pragma once
 
-#include "csrc/megakernel/plain/gemm.cuh"
 #include "csrc/megakernel/operations/range.cuh"
+#include "csrc/megakernel/plain/gemm.cuh"
 
 namespace north_jax::megakernel {
 

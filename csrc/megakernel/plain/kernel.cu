@@ -3,13 +3,13 @@
 // Two teams a block: one runs MATRIX and LOADER tasks in the order of the list, the other SIDE tasks. Tasks of the two
 // teams meet at counters only.
 #include "csrc/megakernel/launch.h"
-#include "csrc/megakernel/plain/attention.cuh"
 #include "csrc/megakernel/operations/draw.cuh"
+#include "csrc/megakernel/operations/sample.cuh"
+#include "csrc/megakernel/operations/step.cuh"
+#include "csrc/megakernel/plain/attention.cuh"
 #include "csrc/megakernel/plain/experts.cuh"
 #include "csrc/megakernel/plain/head.cuh"
 #include "csrc/megakernel/plain/norm.cuh"
-#include "csrc/megakernel/operations/sample.cuh"
-#include "csrc/megakernel/operations/step.cuh"
 
 namespace north_jax::megakernel {
 namespace {
