@@ -18,6 +18,7 @@ from support.quantum import Quanta, start
 import ffi
 import north_jax.bench
 from north_jax.config import Config
+from north_jax.decoding.types import Finish
 from north_jax.inference import decode_step
 from north_jax.megakernel.binding import add_schedule
 from north_jax.megakernel.build import build
@@ -152,3 +153,21 @@ def test_one_batch_gives_the_same_bits_again():
         run = Quanta(decoder, batch).run(4)
         results.add((str(run.steps), decoder.logits().tobytes(), *(np.asarray(pages).tobytes() for pages in run.cache)))
     assert len(results) == 1
+
+
+@pytest.mark.slow  # on a CPU
+@pytest.mark.parametrize("ending", [0, 1, 3])
+def test_rows_that_end_leave_the_others_alone(ending):
+    """Whichever row ends first, and with an idle one between: tokens and finishes of the others stay what they were."""
+    config = tiny_config(**SIZES, num_hidden_layers=2)
+    params = jax.tree.map(lambda a: a.astype(jnp.bfloat16), tiny_params(config, seed=1))
+    batch = start(config, (130, 0, None, WINDOW, 64), room=4, seed=2, dtype=jnp.bfloat16)
+    decoder = MegakernelDecoder(config, params, slots=batch.slots, max_context=batch.max_context, sms=8)
+    decoder.compile(batch.cache(), batch.tables)
+    whole = Quanta(decoder, batch).run(4)
+    rows = [dataclasses.replace(row, remaining=1 if row.slot == ending else 4) for row in batch.rows]
+    shorter = Quanta(decoder, batch).run(4, rows)
+    for row in rows:
+        expected, found = whole.of(row.slot), shorter.of(row.slot)
+        assert [record.token for record in found] == [record.token for record in expected[: row.remaining]]
+        assert [record.finish for record in found] == [Finish.NONE] * (row.remaining - 1) + [Finish.LENGTH]
