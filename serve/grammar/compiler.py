@@ -64,7 +64,7 @@ class GrammarCompiler:
         return matcher
 
     def _begins(self, matcher: LLMatcher) -> bool:
-        """Whether any answer is allowed: a schema that is nothing but a reference to itself compiles, and allows none."""
+        """Whether any answer is allowed: a schema that only refers to itself compiles, and allows none."""
         bits = np.zeros((1, mask_words(self._vocab_size)), np.int32)
         fill_next_token_bitmask(matcher, bits, 0)
         return not matcher.is_error() and (bool(bits.any()) or matcher.is_accepting())
