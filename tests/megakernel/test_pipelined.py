@@ -37,7 +37,7 @@ SIZES = {
     "num_key_value_heads": 2,
     "head_dim": 128,
     "intermediate_size": 128,
-    "prefix_dense_intermediate_size": 256,
+    "prefix_dense_intermediate_size": 512,  # four slices of 128
     "num_experts": 16,
     "num_experts_per_tok": 4,
     "vocab_size": 1031,
@@ -90,6 +90,14 @@ def test_runs_north_mini_code(batch):
     )
     for _, order in choices(batch):
         assert reasons(config, batch=batch, order=order) == ""
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_runs_the_models_of_these_tests(variant):
+    config = tiny_config(**SIZES | VARIANTS[variant], num_hidden_layers=2)
+    for batch in (1, 2, 4, 8):
+        for _, order in choices(batch):
+            assert reasons(config, batch=batch, order=order, sms=8) == ""
 
 
 @pytest.mark.parametrize(
