@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "csrc/megakernel/pipeline/limits.h"
+#include "csrc/megakernel/pipeline/tasks.h"
 #include "csrc/reference/report.h"
 
 namespace north_jax {
@@ -42,42 +43,6 @@ std::unique_ptr<DeviceMemory> upload(const std::vector<T>& values) {
     return std::make_unique<DeviceMemory>(values.data(), values.size() * sizeof(T));
 }
 
-// Where the buffer that a field of a task names begins in the workspace, in bytes.
-int64_t place_of(const TaskLists& lists, const int32_t* task, megakernel::Field field, int32_t sm) {
-    const int32_t buffer = task[field];
-    if (buffer == megakernel::BUFFER_NONE) return 0;
-    const megakernel::BufferPlace& place = lists.buffers[buffer];
-    const bool local = buffer == megakernel::BUFFER_LOCAL_RESIDUAL || buffer == megakernel::BUFFER_LOCAL_HIDDEN;
-    const bool of_layer_before = task[megakernel::FIELD_OPCODE] == megakernel::ADD_RMSNORM &&
-                                 task[megakernel::FIELD_INPUT_2] != megakernel::BUFFER_NONE &&
-                                 field <= megakernel::FIELD_INPUT_3;
-    const int64_t plane = (task[megakernel::FIELD_LAYER] - of_layer_before) % place.planes;
-    return place.offset + (plane + (local ? int64_t{sm} * place.planes : 0)) * place.plane_bytes;
-}
-
-std::vector<PipelineTask> pipeline_tasks(const TaskLists& lists, const megakernel::Model& model) {
-    const size_t count = lists.tasks.size() / megakernel::kDescriptorFields;
-    std::vector<PipelineTask> tasks(count);
-    std::vector<int32_t> sm_of(count);
-    for (int32_t sm = 0; sm < lists.sms(); ++sm) {
-        std::fill(sm_of.begin() + lists.begin[sm], sm_of.begin() + lists.begin[sm + 1], sm);
-    }
-    for (size_t i = 0; i < count; ++i) {
-        PipelineTask& task = tasks[i];
-        std::copy_n(&lists.tasks[i * megakernel::kDescriptorFields], megakernel::kDescriptorFields, task.fields);
-        const megakernel::Operation& operation = megakernel::kOperations[task.fields[megakernel::FIELD_OPCODE]];
-        for (int k = 0; k < 5; ++k) {
-            const megakernel::Field field = static_cast<megakernel::Field>(megakernel::FIELD_INPUT + k);
-            if (operation.fields >> field & 1) task.places[k] = place_of(lists, task.fields, field, sm_of[i]) / 16;
-        }
-        if (!(operation.fields >> megakernel::FIELD_WEIGHT & 1)) continue;
-        const megakernel::WeightMatrix& weight = model.weights.at(task.fields[megakernel::FIELD_WEIGHT]);
-        task.weight = weight.data;
-        task.columns = static_cast<int32_t>(weight.columns);
-    }
-    return tasks;
-}
-
 }  // namespace
 
 // Makes the platform's device the current one, for a while.
@@ -96,7 +61,7 @@ class CudaPlatform::OnDevice {
 // Task lists on the device, and the words that their quanta synchronise through.
 struct CudaPlatform::Plan {
     Plan(const TaskLists& lists, const megakernel::Model& model, bool pipelined)
-        : tasks(pipelined ? upload(pipeline_tasks(lists, model)) : upload(lists.tasks)),
+        : tasks(pipelined ? upload(megakernel::pipeline::pipeline_tasks(lists, model)) : upload(lists.tasks)),
           begin(lists.begin.data(), lists.begin.size() * sizeof(int32_t)),
           words(nullptr, (lists.counter_needs.size() + lists.queue_names.size() + 3) * sizeof(uint32_t)) {
         plan.pipelined = pipelined;

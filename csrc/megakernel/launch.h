@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "csrc/megakernel/channel.h"
+#include "csrc/megakernel/pipeline/tasks.h"
 #include "csrc/megakernel/plan.h"
 
 namespace north_jax::megakernel {
@@ -13,14 +14,6 @@ namespace north_jax::megakernel {
 inline constexpr int32_t kMaxLayers = 64;    // of a model: pools travel as kernel parameters
 inline constexpr int32_t kMaxExperts = 512;  // of a layer
 inline constexpr int32_t kMaxHeadDim = 256;
-
-// A task as the pipelined kernel reads it, with what would take a look-up on its way to a weight.
-struct PipelineTask {
-    int32_t fields[kDescriptorFields];
-    const void* weight;
-    int32_t columns;    // of it
-    int32_t places[5];  // of INPUT, INPUT_2, INPUT_3, OUTPUT and OUTPUT_2 in the workspace, in units of 16 bytes
-};
 
 // Task lists and model in device memory. The owner keeps all of it until the kernels that were launched with it have
 // ended.

@@ -39,6 +39,7 @@ class ChatChoice:
         self._stop = StopMatcher(stops)
         self._named_tool = named_tool
         self._logged = LoggedText()
+        self._unsure: list[tuple[int, Logprobs]] = []  # tokens that may be content
 
     @property
     def stopped(self) -> bool:
@@ -51,10 +52,24 @@ class ChatChoice:
         self.tokens += 1
         self.reasoning_tokens += self._stream.in_thinking
         deltas = self._stream.feed_token(token, self._detokenizer.push(token))
-        said = self._stream.in_text or any(isinstance(delta, Content) for delta in deltas)
-        if logprobs is not None and said and token not in self._control:
-            self._logged.note(token, logprobs)
+        if logprobs is not None:
+            self._note(token, logprobs, deltas)
         return self._until_stop(deltas)
+
+    def _note(self, token: int, logprobs: Logprobs, deltas: Sequence[Delta]) -> None:
+        """Keeps the log-probabilities of what is said. What a token is of may show later: where text begins without a
+        marker, or a character has only begun.
+        """
+        if token in self._control or self._stream.in_thinking:
+            self._unsure.clear()
+            return
+        self._unsure.append((token, logprobs))
+        if self._stream.in_text or any(isinstance(delta, Content) for delta in deltas):
+            for of_token in self._unsure:
+                self._logged.note(*of_token)
+        elif not deltas:
+            return
+        self._unsure.clear()
 
     def end(self, finish: FinishReason) -> list[Delta]:
         deltas = self._stream.feed(self._detokenizer.flush())

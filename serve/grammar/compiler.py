@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance.numpy import fill_next_token_bitmask
 
 from north_jax.adjust import mask_words
 from north_jax.text import Marker, Tokenizer
@@ -57,8 +58,16 @@ class GrammarCompiler:
         if matcher.is_error():
             # Its first line says what is wrong, after the place in a grammar that the client has not written.
             reason = matcher.get_error().partition("\n   1 |")[0].rpartition("failed to compile JSON schema: ")[2]
-            raise DemandError(f"the schema cannot be enforced: {reason.strip()[:500]}", described.field)
+            raise DemandError(f"the schema cannot be enforced: {' '.join(reason.split())[:200]}", described.field)
+        if not self._begins(matcher.deep_copy()):
+            raise DemandError("the schema cannot be enforced: nothing can begin an answer to it", described.field)
         return matcher
+
+    def _begins(self, matcher: LLMatcher) -> bool:
+        """Whether any answer is allowed: a schema that is nothing but a reference to itself compiles, and allows none."""
+        bits = np.zeros((1, mask_words(self._vocab_size)), np.int32)
+        fill_next_token_bitmask(matcher, bits, 0)
+        return not matcher.is_error() and (bool(bits.any()) or matcher.is_accepting())
 
     @cached_property
     def _llguidance(self) -> LLTokenizer:  # made when it is first needed: it reads the whole vocabulary

@@ -215,7 +215,7 @@ def parse_chat(data: bytes) -> ChatRequest:
     if not body.messages:
         raise invalid_value("messages", "expected at least one message", "empty_array")
     check_range("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise invalid_value("top_logprobs", "only allowed when 'logprobs' is true")
     _check_tool_choice(body)
     if isinstance(body.response_format, JsonSchemaFormat):

@@ -14,6 +14,15 @@ _LOCATED = re.compile(r"(?s)(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?")
 _WRONG_TYPE = re.compile(r"Expected `(?P<expected>[^`]*)`(?:, got `(?P<got>[^`]*)`)?")
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`")
+_WRONG_VALUE = re.compile(r"Invalid (?:enum )?value '(?P<value>[^']*)'")
+# What OpenAI has and this server does not do: values of a `type`.
+_NOT_DONE = {
+    "image_url": "images are not read, only text",
+    "input_audio": "audio is not read, only text",
+    "file": "files are not read, only text",
+    "custom": "custom tools are not offered, only functions",
+    "allowed_tools": "lists of allowed tools are not offered; give only those as 'tools'",
+}
 _TYPE_NAMES = {
     "str": "a string",
     "int": "an integer",
@@ -62,7 +71,7 @@ def _explain(text: str) -> ApiError:
     """Rewrites msgspec's validation error."""
     located = _LOCATED.fullmatch(text)
     assert located is not None
-    what, path = located["what"], (located["path"] or "").lstrip(".")
+    what, path = located["what"], (located["path"] or "").lstrip(".").replace("[...]", "")
     if missing := _MISSING.fullmatch(what):
         param = _join(path, missing["field"])
         return ApiError(f"Missing required parameter: '{param}'", param=param, code="missing_required_parameter")
@@ -74,6 +83,8 @@ def _explain(text: str) -> ApiError:
         expected = " or ".join(_TYPE_NAMES.get(name, name) for name in wrong["expected"].split(" | "))
         got = f", but got {_TYPE_NAMES.get(wrong['got'], wrong['got'])}" if wrong["got"] else ""
         return invalid_value(path, f"expected {expected}{got}", code="invalid_type")
+    if (value := _WRONG_VALUE.match(what)) and value["value"] in _NOT_DONE:
+        return unsupported(path, _NOT_DONE[value["value"]])
     return invalid_value(path, what[:1].lower() + what[1:])
 
 

@@ -41,7 +41,7 @@ def program(tmp_path_factory) -> Path:
     if compiler is None:
         pytest.skip("needs g++")
     program = tmp_path_factory.mktemp("warps") / "sampling"
-    source = Path(__file__).with_name("warps") / "main.cc"
+    source = Path(__file__).with_name("warps") / "sampling.cc"
     command = [compiler, "-std=c++20", "-O1", f"-I{source.parent}", f"-I{ROOT}", source, "-o", program]
     subprocess.run(command, check=True)
     return program

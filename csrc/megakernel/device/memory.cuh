@@ -17,6 +17,16 @@ __device__ inline uint32_t load_relaxed(const uint32_t* p) {
     return value;
 }
 
+// Reads past the L1, which may hold what was there before.
+__device__ __forceinline__ float4 load_fresh(const float* p) {
+    float4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+
 __device__ inline void store_release(uint32_t* p, uint32_t value) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
 }

@@ -79,6 +79,7 @@ struct Attention {
 #pragma unroll 1
         for (int n = r.c.field(FIELD_DEALER); n < count; n += r.c.field(FIELD_DEALERS)) {
             const Item i = item(r, n);
+            __syncwarp();      // all lanes have read it: without pages, one would write the next in its place
             int32_t some = 0;  // page numbers, one a lane
 #pragma unroll 1
             for (int p = 0; p < i.pages; ++p) {

@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     decode_kernel(const __grid_constant__ DevicePlan plan, const __grid_constant__ DeviceWords words,
                   const __grid_constant__ DeviceBatch batch, Channel* channel, DeviceFault* fault,
                   const __grid_constant__ Quantum quantum, const __grid_constant__ Layout layout) {
-    const Memory memory(block_memory, layout);
+    const Memory memory(block_memory(), layout);
     if (threadIdx.x == 0) {
         init_barriers(*memory.shared);
         memory.shared->live = live_rows(plan, batch);

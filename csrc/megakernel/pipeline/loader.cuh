@@ -18,14 +18,12 @@ struct Loader : Common {
     __device__ __forceinline__ bool stages() const { return warp == 0; }
     __device__ __forceinline__ bool routes() const { return warp == 1; }
     __device__ __forceinline__ int thread() const { return warp * 32 + lane; }
-    __device__ __forceinline__ void sync() const {
-        asm volatile("barrier.sync %0, %1;" ::"n"(kBarrier), "n"(kLoaderWarps * 32) : "memory");
-    }
+    __device__ __forceinline__ Team team() const { return {thread(), kLoaderWarps * 32, kBarrier}; }
+    __device__ __forceinline__ void sync() const { team().sync(); }
     // Whether all warps say so, to all of them. Before anything that needs all of them: whoever leaves says no once
-    // more
-    // (`leave`), so that nobody waits for a warp that has gone.
+    // more (`leave`), so that nobody waits for a warp that has gone.
     __device__ __forceinline__ bool agreed(bool value) {
-        const bool ok = Team{thread(), kLoaderWarps * 32, kBarrier}.all(value);
+        const bool ok = team().all(value);
         refused_ |= !ok;
         return ok;
     }

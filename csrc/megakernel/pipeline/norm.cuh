@@ -10,16 +10,6 @@ namespace north_jax::megakernel::pipeline {
 
 using Values = float[kResidualChunks][4];
 
-// Reads past the L1, which may hold what was there before.
-__device__ __forceinline__ float4 load_fresh(const float* p) {
-    float4 v;
-    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "l"(p)
-                 : "memory");
-    return v;
-}
-
 struct ResidualNorm {
     // Chunk j of a thread's values begins here.
     __device__ __forceinline__ static int column(const Loader& r, int j) {

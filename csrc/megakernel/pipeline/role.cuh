@@ -2,6 +2,7 @@
 #pragma once
 
 #include "csrc/megakernel/device/barrier.cuh"
+#include "csrc/megakernel/device/block.cuh"
 #include "csrc/megakernel/pipeline/shared.cuh"
 
 namespace north_jax::megakernel::pipeline {
@@ -24,10 +25,8 @@ struct Cursor {
 // The slow ends of waits are functions of their own, so that the code that runs when nothing is late stays small: it
 // has to stay in the instruction cache, since whatever leaves it comes back from behind the stream of weights.
 
-extern __shared__ __align__(128) unsigned char block_memory[];
-
 __device__ __noinline__ inline void report_waiter(DeviceFault::Kind kind, int counter, uint32_t needed, uint32_t seen) {
-    const Shared& s = *reinterpret_cast<const Shared*>(block_memory);
+    const Shared& s = *reinterpret_cast<const Shared*>(block_memory());
     const int warp = static_cast<int>(threadIdx.x) / 32;
     report_fault({s.patience.abort, s.patience.fault, s.patience.timeout_ns, static_cast<int>(blockIdx.x),
                   static_cast<int>(role_of_warp(warp)), s.task_of_warp[warp], s.step},
@@ -35,7 +34,7 @@ __device__ __noinline__ inline void report_waiter(DeviceFault::Kind kind, int co
 }
 
 __device__ __noinline__ inline bool wait_patiently(uint64_t* barrier, uint32_t parity) {
-    const Patience& p = reinterpret_cast<const Shared*>(block_memory)->patience;
+    const Patience& p = reinterpret_cast<const Shared*>(block_memory())->patience;
     uint64_t begin = 0;
     for (int round = 0; !__all_sync(~0u, barrier_test(barrier, parity)); ++round) {
         if (round % 16 != 0) continue;
@@ -58,7 +57,7 @@ __device__ __noinline__ inline bool wait_patiently(uint64_t* barrier, uint32_t p
 // put it, and is issued after the branch on the poll.
 __device__ __noinline__ inline bool poll_counters(int counter, int need, bool slice) {
     constexpr int kPollInterval = 50;  // ns
-    const Shared& s = *reinterpret_cast<const Shared*>(block_memory);
+    const Shared& s = *reinterpret_cast<const Shared*>(block_memory());
     const uint32_t target = static_cast<uint32_t>(s.step + 1) * static_cast<uint32_t>(need);
     auto poll = [&] { return counter < 0 ? target : load_relaxed(s.patience.counters + counter); };
     uint32_t first = poll();

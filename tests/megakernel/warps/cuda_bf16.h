@@ -1,4 +1,4 @@
-// The type of weights, which sampling does not touch.
+// In place of CUDA's header: the type of weights.
 #pragma once
 
 #include "cuda_runtime.h"
@@ -6,5 +6,9 @@
 struct __nv_bfloat16 {
     uint16_t bits;
 };
-inline float __bfloat162float(__nv_bfloat16) { std::abort(); }
-inline __nv_bfloat16 __float2bfloat16_rn(float) { std::abort(); }
+inline float __bfloat162float(__nv_bfloat16 x) { return __uint_as_float(static_cast<uint32_t>(x.bits) << 16); }
+inline __nv_bfloat16 __float2bfloat16_rn(float x) {
+    const uint32_t bits = __float_as_uint(x);
+    if (x != x) return {0x7fff};
+    return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}

@@ -1,163 +1,122 @@
-// What the kernel's sampling needs of CUDA, on a CPU: threads of a block are fibers that take turns, so that a warp's
-// exchange is a meeting of 32 of them. A meeting that somebody does not come to ends the program.
+// What the kernels need of CUDA, on a CPU: threads are fibers (fibers.h).
 #pragma once
-
-#include <ucontext.h>
 
 #include <algorithm>
 #include <climits>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <memory>
-#include <vector>
+
+#include "fibers.h"
 
 #define __host__
 #define __device__
+#define __global__
+#define __shared__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
 
-using cudaError_t = int;
-using cudaStream_t = void*;
 using std::isfinite;
 using std::isnan;
 using std::max;
 using std::min;
 
-struct ulonglong2 {
+struct alignas(16) ulonglong2 {
     unsigned long long x, y;
 };
-struct uint4 {
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
+struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
+struct alignas(8) float2 {
+    float x, y;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+struct dim3 {
+    unsigned x;
+};
 
+#define threadIdx (dim3{static_cast<unsigned>(fibers::current->warp->number * 32 + fibers::current->lane)})
+#define blockIdx (dim3{static_cast<unsigned>(fibers::current->warp->block->number)})
+#define gridDim (dim3{static_cast<unsigned>(fibers::machine->blocks.size())})
+
+// The host's side: a launch runs the kernel until it ends. `invoke` calls it with what the arguments point at.
+using cudaError_t = int;
+using cudaStream_t = void*;
+inline constexpr cudaError_t cudaSuccess = 0, cudaErrorInvalidConfiguration = 9;
+enum { cudaDevAttrMaxSharedMemoryPerBlockOptin, cudaFuncAttributeMaxDynamicSharedMemorySize };
 namespace fibers {
-
-inline constexpr size_t kStack = 1 << 18;
-
-struct Meeting {
-    int arrived = 0;
-    int64_t number = 0;
-};
-
-// The fibers of a block.
-struct Block {
-    ucontext_t scheduler;
-    std::vector<ucontext_t> contexts;
-    std::vector<std::vector<char>> stacks;
-    std::vector<char> ended;
-    std::vector<Meeting> warps;
-    Meeting team;
-    std::vector<uint64_t> slots;  // what a fiber gives to its warp
-    int running = 0;
-    int64_t events = 0;  // meetings that took place, fibers that ended
-    std::function<void(int)> body;
-};
-inline Block* block = nullptr;
-
-inline void yield() { swapcontext(&block->contexts[block->running], &block->scheduler); }
-
-inline void meet(Meeting& meeting, int count) {
-    const int64_t number = meeting.number;
-    if (++meeting.arrived == count) {
-        meeting.arrived = 0;
-        ++meeting.number;
-        ++block->events;
-    }
-    while (meeting.number == number) yield();
-}
-
-inline void enter() {
-    block->body(block->running);
-    block->ended[block->running] = 1;
-    ++block->events;
-    yield();
-}
-
-// Runs body(thread) for all threads of a block.
-inline void run(int threads, std::function<void(int)> body) {
-    Block own;
-    block = &own;
-    own.body = std::move(body);
-    own.contexts.resize(threads);
-    own.stacks.assign(threads, std::vector<char>(kStack));
-    own.ended.assign(threads, 0);
-    own.warps.resize(threads / 32);
-    own.slots.resize(threads);
-    for (int i = 0; i < threads; ++i) {
-        getcontext(&own.contexts[i]);
-        own.contexts[i].uc_stack.ss_sp = own.stacks[i].data();
-        own.contexts[i].uc_stack.ss_size = kStack;
-        makecontext(&own.contexts[i], enter, 0);
-    }
-    for (int64_t before = -1; before != own.events;) {
-        before = own.events;
-        for (int i = 0; i < threads; ++i) {
-            if (own.ended[i]) continue;
-            own.running = i;
-            swapcontext(&own.scheduler, &own.contexts[i]);
-        }
-    }
-    if (std::count(own.ended.begin(), own.ended.end(), 1) == threads) return;
-    std::fprintf(stderr, "threads wait for others that do not come\n");
-    std::exit(3);
-}
-
-inline int lane() { return block->running % 32; }
-inline void meet_warp() { meet(block->warps[block->running / 32], 32); }
-
-// Every lane gives a value; each then sees all of them.
-template <class T, class Use>
-auto exchange(T value, Use use) {
-    const int first = block->running / 32 * 32;
-    block->slots[block->running] = 0;
-    std::memcpy(&block->slots[block->running], &value, sizeof(T));
-    meet_warp();
-    const auto result = use([&](int from) {
-        T other;
-        std::memcpy(&other, &block->slots[first + from], sizeof(T));
-        return other;
-    });
-    meet_warp();
-    return result;
-}
-
+inline std::function<void(void**)> invoke;
+inline int shared_memory = 227 * 1024;  // of an SM
+inline uint64_t took_ns = 0;
 }  // namespace fibers
+inline cudaError_t cudaGetDevice(int* device) {
+    *device = 0;
+    return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, int, int) {
+    *value = fibers::shared_memory;
+    return cudaSuccess;
+}
+inline cudaError_t cudaFuncSetAttribute(const void*, int, int) { return cudaSuccess; }
+inline cudaError_t cudaLaunchCooperativeKernel(const void*, dim3 blocks, dim3 threads, void** arguments, size_t bytes,
+                                               cudaStream_t) {
+    fibers::took_ns = fibers::run(blocks.x, threads.x, bytes, [=] { fibers::invoke(arguments); });
+    return cudaSuccess;
+}
 
-inline void __syncwarp() { fibers::meet_warp(); }
+inline void __syncthreads() {
+    fibers::meet_team(0, static_cast<int>(fibers::current->warp->block->warps.size()) * 32, true);
+}
+inline void __syncwarp() { fibers::meet_warp("syncwarp"); }
 template <class T>
 T __shfl_sync(unsigned, T value, int from) {
-    return fibers::exchange(value, [&](auto of) { return of(from % 32); });
+    return fibers::exchange("shfl", value, [&](auto of) { return of(from % 32); });
 }
 template <class T>
 T __shfl_xor_sync(unsigned, T value, int by) {
-    return fibers::exchange(value, [&](auto of) { return of(fibers::lane() ^ by); });
+    return fibers::exchange("shfl_xor", value, [&](auto of) { return of(fibers::lane() ^ by); });
 }
 template <class T>
 T __shfl_up_sync(unsigned, T value, int by) {
-    return fibers::exchange(value,
+    return fibers::exchange("shfl_up", value,
                             [&](auto of) { return of(fibers::lane() < by ? fibers::lane() : fibers::lane() - by); });
 }
 template <class T>
 T __shfl_down_sync(unsigned, T value, int by) {
-    return fibers::exchange(
-        value, [&](auto of) { return of(fibers::lane() + by > 31 ? fibers::lane() : fibers::lane() + by); });
+    return fibers::exchange("shfl_down", value, [&](auto of) {
+        return of(fibers::lane() + by > 31 ? fibers::lane() : fibers::lane() + by);
+    });
 }
 inline unsigned __ballot_sync(unsigned, bool value) {
-    return fibers::exchange(value, [](auto of) {
+    return fibers::exchange("ballot", value, [](auto of) {
         unsigned bits = 0;
         for (int i = 0; i < 32; ++i) bits |= static_cast<unsigned>(of(i)) << i;
         return bits;
     });
 }
+inline bool __all_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) == ~0u; }
+inline bool __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
 inline int __reduce_add_sync(unsigned, int value) {
-    return fibers::exchange(value, [](auto of) {
+    return fibers::exchange("reduce_add", value, [](auto of) {
         int sum = 0;
         for (int i = 0; i < 32; ++i) sum += of(i);
         return sum;
+    });
+}
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+    return fibers::exchange("reduce_max", value, [](auto of) {
+        unsigned most = 0;
+        for (int i = 0; i < 32; ++i) most = max(most, of(i));
+        return most;
     });
 }
 
@@ -166,12 +125,29 @@ inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
-inline int __float_as_int(float x) { return static_cast<int>(reinterpret_cast<const int&>(x)); }
-inline float __int_as_float(int x) { return reinterpret_cast<const float&>(x); }
+#define __expf expf  // the C library has a declaration of that name
+template <class To, class From>
+To bits_as(From x) {
+    To y;
+    std::memcpy(&y, &x, sizeof(y));
+    return y;
+}
+inline int __float_as_int(float x) { return bits_as<int>(x); }
+inline float __int_as_float(int x) { return bits_as<float>(x); }
+inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
+inline float __uint_as_float(unsigned x) { return bits_as<float>(x); }
+template <class T>
+T __ldg(const T* p) {
+    return *p;
+}
+template <class T>
+T __ldcg(const T* p) {
+    return *p;
+}
 inline void __threadfence_system() {}
-inline void __nanosleep(unsigned) { fibers::yield(); }
+inline void __nanosleep(unsigned ns) { fibers::sleep(ns); }
 
-// Fibers take turns at meetings alone.
+// Fibers take turns where they wait.
 template <class T, class U>
 T atomicAdd(T* p, U value) {
     const T before = *p;

@@ -105,6 +105,10 @@ def test_strict_tools_are_enforced_when_they_are_called(serve_script: ServeScrip
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}},
             "response_format.json_schema.schema",
         ),
+        (  # nothing but a reference to itself
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}}},
+            "response_format.json_schema.schema",
+        ),
         (
             {
                 "tools": [
@@ -145,6 +149,13 @@ def test_logprobs_of_the_content(serve_script: ServeScript, tokenizer: Tokenizer
     assert not any(e.top_logprobs for e in streamed)
     assert ask(server).choices[0].logprobs is None
     assert server.engine.requests[0].sampling.logprobs == 2 and server.engine.requests[2].sampling.logprobs is None
+
+
+def test_logprobs_of_a_character_that_begins_without_a_marker(serve_script: ServeScript, tokenizer: Tokenizer) -> None:
+    smile = tokenizer.encode_text("😀")
+    assert len(smile) > 1  # its first token is no text yet
+    [choice] = ask(serve_script(smile), logprobs=True, extra_body={"reasoning": False}).choices
+    assert b"".join(bytes(entry.bytes) for entry in choice.logprobs.content).decode() == choice.message.content == "😀"
 
 
 def test_logprobs_end_where_a_stop_string_cuts(serve_script: ServeScript) -> None:

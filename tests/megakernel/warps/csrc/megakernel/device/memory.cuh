@@ -29,6 +29,7 @@ template <class T>
 void store_release_system(T* p, T value) {
     *p = value;
 }
-inline uint64_t nanoseconds() { return 0; }
+inline float4 load_fresh(const float* p) { return *reinterpret_cast<const float4*>(p); }
+inline uint64_t nanoseconds() { return fibers::machine->now; }
 
 }  // namespace north_jax::megakernel

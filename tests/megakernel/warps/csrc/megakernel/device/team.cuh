@@ -1,4 +1,4 @@
-// In place of csrc/megakernel/device/team.cuh: the block is one team.
+// In place of csrc/megakernel/device/team.cuh.
 #pragma once
 
 #include "cuda_runtime.h"
@@ -8,20 +8,14 @@ namespace north_jax::megakernel {
 struct Team {
     int thread;
     int threads;
+    int barrier;
 
     int warp() const { return thread / 32; }
     int warps() const { return threads / 32; }
     int lane() const { return thread % 32; }
     bool leader() const { return thread == 0; }
-    void sync() const { fibers::meet(fibers::block->team, threads); }
-    bool all(bool value) const {
-        fibers::block->slots[thread] = value;
-        sync();
-        bool result = true;
-        for (int i = 0; i < threads; ++i) result = result && fibers::block->slots[i];
-        sync();
-        return result;
-    }
+    void sync() const { fibers::meet_team(barrier, threads, true); }
+    bool all(bool value) const { return fibers::meet_team(barrier, threads, value); }
 };
 
 }  // namespace north_jax::megakernel

@@ -2,11 +2,11 @@
 //
 //   sampling IN OUT
 //
-// The files are sequences of arrays: their size in bytes as int64, then the bytes. In: sizes (batch, vocabulary,
-// ranges, steps), rows, logits, counts, biases, masks. Out, for every step: rows, counts, the adjusted logits, ring
-// entries.
-#include <fstream>
+// The files are sequences of arrays (arrays.h). In: sizes (batch, vocabulary, ranges, steps), rows, logits, counts,
+// biases, masks. Out, for every step: rows, counts, the adjusted logits, ring entries.
+#include <memory>
 
+#include "arrays.h"
 #include "csrc/megakernel/operations/draw.cuh"
 #include "csrc/megakernel/operations/step.cuh"
 
@@ -15,22 +15,6 @@ using namespace north_jax::megakernel;
 namespace {
 
 constexpr int kThreads = 128;
-
-template <typename T>
-std::vector<T> read(std::ifstream& file) {
-    int64_t bytes = 0;
-    file.read(reinterpret_cast<char*>(&bytes), sizeof(bytes));
-    std::vector<T> result(bytes / sizeof(T));
-    file.read(reinterpret_cast<char*>(result.data()), bytes);
-    return result;
-}
-
-template <typename T>
-void write(std::ofstream& file, const T* data, int64_t count) {
-    const int64_t bytes = count * sizeof(T);
-    file.write(reinterpret_cast<const char*>(&bytes), sizeof(bytes));
-    file.write(reinterpret_cast<const char*>(data), bytes);
-}
 
 }  // namespace
 
@@ -82,11 +66,11 @@ int main(int argc, char** argv) {
             fields[FIELD_INPUT] = BUFFER_LOGITS;
             fields[FIELD_INPUT_2] = BUFFER_RANGE_BEST;
             for (const auto& [field, value] : given) fields[field] = value;
-            fibers::run(kThreads, [&](int thread) {
+            fibers::run(1, kThreads, 0, [&] {
                 Context c{plan, device_words, operands, channel.get(), &fault, quantum, 0};
                 c.step = step;
                 c.fields = fields;
-                if (!body(c, Team{thread, kThreads})) std::exit(4);
+                if (!body(c, Team{static_cast<int>(threadIdx.x), kThreads, 0})) std::exit(4);
             });
         };
         const auto each_range = [&](std::vector<std::pair<Field, int32_t>> given, auto body) {
