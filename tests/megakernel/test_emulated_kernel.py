@@ -331,6 +331,7 @@ def test_an_arrival_that_never_comes_ends_the_quantum(emulator, opcode, field):
     assert len(result.entries) == 0
 
 
+@slow
 def test_tokens_are_drawn_from_the_logits(emulator):
     """Rows that sample: every pass of the search over both SMs."""
     sampling = [

@@ -43,17 +43,13 @@ struct Consumer : Common {
     // is this lane's column of the product, 0 for zeros.
     __device__ __forceinline__ void multiply(uint32_t page, uint32_t row, int columns) {
         const int steps = columns / (kConsumerWarps * 16);
-        const uint32_t from = page + lane % 16 * kRowStride + warp * steps * 32 + lane / 16 * 16;
-        const uint32_t with = row + warp * steps * 32 + lane % 4 * 4;
-        if (steps == 8) {
-            multiply_steps<4>(from, with, row != 0);
-            multiply_steps<4>(from + 4 * 32, with + 4 * 32, row != 0);
-        } else if (steps == 6) {
-            multiply_steps<6>(from, with, row != 0);
-        } else {
+        uint32_t from = page + lane % 16 * kRowStride + warp * steps * 32 + lane / 16 * 16;
+        uint32_t with = row + warp * steps * 32 + lane % 4 * 4;
+        int k = 0;
 #pragma unroll 1
-            for (int k = 0; k < steps; ++k) multiply_steps<1>(from + k * 32, with + k * 32, row != 0);
-        }
+        for (; k + 4 <= steps; k += 4, from += 4 * 32, with += 4 * 32) multiply_steps<4>(from, with, row != 0);
+#pragma unroll 1
+        for (; k < steps; ++k, from += 32, with += 32) multiply_steps<1>(from, with, row != 0);
     }
 
     // Hands the sums of a tile to the storer whose turn it is, and begins new ones.
@@ -97,37 +93,12 @@ struct Consumer : Common {
         return wait(&shared().input_full, input_.parity);
     }
 
-    // Tiles of rows of a weight that multiply the layer's input.
-    __device__ __forceinline__ bool multiply_input(int tiles) {
-        if (!take_input()) return false;
-#pragma unroll 1
-        for (int tile = 0; tile < tiles; ++tile) {
-            if (!multiply_tile()) return false;
-        }
-        return tiles >= 0;
-    }
-
     __device__ __forceinline__ void end_step() {
         routing.end_step(*this);
         release_input();
     }
 
    private:
-    __device__ __forceinline__ bool multiply_tile() {
-        const int batch = c.plan.batch, hidden = c.plan.geometry.hidden, g = lane / 4;
-        uint32_t row = memory.input + g * kRowStride;
-        clear();
-#pragma unroll 1
-        for (int k = 0; k < hidden; k += kPageColumns) {
-            const uint32_t page = take_page();
-            if (page == 0) return false;
-            multiply(page, g < batch ? row : 0, min(kPageColumns, hidden - k));
-            release_page();
-            row += batch * kRowStride;
-        }
-        return hand_over();
-    }
-
     template <int kSteps>
     __device__ __forceinline__ void multiply_steps(uint32_t from, uint32_t with, bool some) {
         FragmentA a[kSteps];

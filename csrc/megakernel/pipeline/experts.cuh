@@ -1,4 +1,4 @@
-// The experts' products: MOE_UPGATE_ACT tile by tile of the active experts, MOE_DOWN over all of them.
+// How the experts' products are divided: MOE_UPGATE_ACT tile by tile of the active experts, MOE_DOWN over all of them.
 #pragma once
 
 #include "csrc/megakernel/pipeline/dense.cuh"
@@ -12,46 +12,6 @@ struct ExpertUp {
     }
     __device__ __forceinline__ static int tiles_of_expert(const Common& r) {
         return r.c.plan.geometry.expert_width / r.c.field(FIELD_ROW_COUNT);
-    }
-
-    // Negative after a fault.
-    __device__ __forceinline__ static int tiles(Consumer& r) {
-        const RoutingTable* table = r.routing.of_task(r);
-        if (table == nullptr) return -1;
-        const Dealt mine = items(r, *table);
-        return ceil_div(mine.end - mine.first, mine.step);
-    }
-    __device__ __forceinline__ static bool run(Storer& r) {
-        const RoutingTable* table = r.routing.of_task(r);
-        if (table == nullptr) return false;
-        const Geometry& g = r.c.plan.geometry;
-        const int units = r.c.field(FIELD_ROW_COUNT), each = tiles_of_expert(r);
-        const int counter = r.c.field(FIELD_ARRIVE), count = r.c.field(FIELD_ARRIVE_COUNT);
-        bf16* out = r.buffer<bf16>(FIELD_OUTPUT);
-        const Dealt mine = items(r, *table);
-#pragma unroll 1
-        for (int n = mine.first; n < mine.end; n += mine.step) {
-            if (!r.next_is_mine()) continue;
-            const ExpertItem item = expert_item(each, n);
-            const int expert = table->expert[item.rank], rows = table->rows[item.rank];
-            const bool ok = r.store_rows(rows, [&](int b, int row, float gate, bool exists) {
-                const float up = __shfl_down_sync(~0u, gate, units);
-                const int j = table->choice_of_half(b, expert, r.lane);
-                if (!exists || row >= units) return;
-                out[(b * g.top_k + j) * g.expert_width + item.tile * units + row] =
-                    from_float<bf16>(swiglu(gate, up) * table->weight[b][j]);
-            });
-            if (!ok) return false;
-            r.arrive(counter + item.rank, count);
-        }
-        if (r.c.field(FIELD_ROUND_BEGIN) != 0 || r.warp != 0) return true;
-        // The arrivals of ranks that no expert has.
-        const int ranks = min(g.experts, r.c.plan.batch * g.top_k), dealers = r.c.field(FIELD_DEALERS);
-#pragma unroll 1
-        for (int rank = r.c.field(FIELD_DEALER) + dealers * r.lane; rank < ranks; rank += dealers * 32) {
-            if (rank >= table->active) add_release(r.c.words.counters + counter + rank, each * count);
-        }
-        return true;
     }
 };
 
@@ -99,35 +59,6 @@ struct ExpertDown {
             r.close_stage();
         }
         return true;
-    }
-    __device__ __forceinline__ static bool run(Consumer& r) {
-        const RoutingTable* table = r.routing.of_task(r);
-        if (table == nullptr) return false;
-        const int columns = r.c.plan.geometry.expert_width, stride = SlicedProduct::row_stride(columns);
-        const int g = r.lane / 4;
-        r.clear();
-#pragma unroll 1
-        for (int first = 0, count; first < table->active; first += count) {
-            count = ranks_of_stage(r, *table, first);
-            const uint32_t stage = r.take_stage();
-            if (stage == 0) return false;
-            int used = 0;
-#pragma unroll 1
-            for (int rank = first; rank < first + count; ++rank) {
-                const uint32_t rows = table->rows[rank];
-                const int place = used + __popc(rows & ((1u << g) - 1));
-                used += __popc(rows);
-                const uint32_t page = r.take_page();
-                if (page == 0) return false;
-                r.multiply(page, rows >> g & 1 ? stage + place * stride : 0, columns);
-                r.release_page();
-            }
-            r.release_stage();
-        }
-        return r.hand_over();
-    }
-    __device__ __forceinline__ static bool run(Storer& r) {
-        return r.routing.of_task(r) != nullptr && SlicedProduct::run(r);
     }
 };
 

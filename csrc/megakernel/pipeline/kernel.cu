@@ -12,6 +12,7 @@
 #include "csrc/megakernel/launch.h"
 #include "csrc/megakernel/pipeline/attention.cuh"
 #include "csrc/megakernel/pipeline/controller.cuh"
+#include "csrc/megakernel/pipeline/epilogue.cuh"
 #include "csrc/megakernel/pipeline/experts.cuh"
 #include "csrc/megakernel/pipeline/norm.cuh"
 #include "csrc/megakernel/pipeline/side.cuh"
@@ -66,49 +67,35 @@ __device__ __forceinline__ bool run(Loader& r) {
 }
 
 __device__ __forceinline__ bool run(Consumer& r) {
-    int tiles = 0;
     switch (r.c.field(FIELD_OPCODE)) {
         case QKV_PROJ:
         case ROUTER_GEMM:
         case LM_HEAD:
-            tiles = InputProduct::tiles(r);
-            break;
         case FFN_UPGATE_ACT:
-            tiles = DenseUp::tiles(r);
-            break;
         case MOE_UPGATE_ACT:
-            tiles = ExpertUp::tiles(r);
-            break;
-        case ATTN_DECODE:
-            return Attention::run(r);
         case O_PROJ:
         case FFN_DOWN:
-            return SlicedProduct::run(r);
         case MOE_DOWN:
-            return ExpertDown::run(r);
+            return multiply_tiles(r);
+        case ATTN_DECODE:
+            return Attention::run(r);
         default:
             return true;
     }
-    return r.multiply_input(tiles);
 }
 
 __device__ __forceinline__ bool run(Storer& r) {
     switch (r.c.field(FIELD_OPCODE)) {
         case QKV_PROJ:
-            return QkvProduct::run(r);
         case ROUTER_GEMM:
-            return RouterProduct::run(r);
-        case ATTN_DECODE:
-            return Attention::run(r);
+        case FFN_UPGATE_ACT:
+        case MOE_UPGATE_ACT:
         case O_PROJ:
         case FFN_DOWN:
-            return SlicedProduct::run(r);
-        case FFN_UPGATE_ACT:
-            return DenseUp::run(r);
-        case MOE_UPGATE_ACT:
-            return ExpertUp::run(r);
         case MOE_DOWN:
-            return ExpertDown::run(r);
+            return store_products(r);
+        case ATTN_DECODE:
+            return Attention::run(r);
         case LM_HEAD:
             return HeadProduct::run(r);
         default:

@@ -122,6 +122,7 @@ struct ResidualNorm {
     // norm(x) · weight, to the consumers or to OUTPUT.
     __device__ __forceinline__ static void norm(Loader& r, int b, const Geometry& g, const Values& x,
                                                 const uint2 (&weight)[kResidualChunks], bool local) {
+        const float each = 1.0f / static_cast<float>(g.hidden);
         float mean = 0, squares = 0;
         if (g.layer_norm) {
             float sum = 0;
@@ -129,7 +130,7 @@ struct ResidualNorm {
             for (int j = 0; j < kResidualChunks; ++j) {
                 if (column(r, j) < g.hidden) sum += x[j][0] + x[j][1] + x[j][2] + x[j][3];
             }
-            mean = total(r, sum) / g.hidden;
+            mean = total(r, sum) * each;
         }
 #pragma unroll
         for (int j = 0; j < kResidualChunks; ++j) {
@@ -137,7 +138,7 @@ struct ResidualNorm {
 #pragma unroll
             for (int e = 0; e < 4; ++e) squares += (x[j][e] - mean) * (x[j][e] - mean);
         }
-        const float scale = 1.0f / sqrtf(total(r, squares) / g.hidden + g.norm_eps);
+        const float scale = rsqrtf(total(r, squares) * each + g.norm_eps);
 #pragma unroll
         for (int j = 0; j < kResidualChunks; ++j) {
             if (column(r, j) >= g.hidden) continue;

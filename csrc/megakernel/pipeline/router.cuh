@@ -1,8 +1,8 @@
 // Routing: each layer's experts from the router's logits, as soon as these are there. By one warp of the loader.
 #pragma once
 
+#include "csrc/megakernel/device/activation.cuh"
 #include "csrc/megakernel/pipeline/role.cuh"
-#include "csrc/megakernel/routing.h"
 
 namespace north_jax::megakernel::pipeline {
 
@@ -86,12 +86,12 @@ class Router {
         for (int r = 0; r < kTogether; ++r) {
             if (first + r >= batch || !role.live(first + r)) continue;
             const float logit = logit_of(best[r]);
-            float weight = g.softmax_router ? expf(logit - __shfl_sync(~0u, logit, 0)) : sigmoid(logit);
+            float weight = g.softmax_router ? __expf(logit - __shfl_sync(~0u, logit, 0)) : fast_sigmoid(logit);
             if (g.softmax_router || g.renormalise) {
                 float sum = 0;
 #pragma unroll 1
                 for (int j = 0; j < g.top_k; ++j) sum += __shfl_sync(~0u, weight, j);
-                weight /= sum;
+                weight = __fdividef(weight, sum);
             }
             if (lane < g.top_k) {
                 table.choice[first + r][lane] = static_cast<uint8_t>(expert[r]);

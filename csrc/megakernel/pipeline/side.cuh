@@ -123,7 +123,7 @@ struct Side : Common {
         }
         float top = mine.x;
         for (int o = 16; o > 0; o /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, o));
-        const float factor = lane < splits ? expf(mine.x - top) : 0;
+        const float factor = lane < splits ? __expf(mine.x - top) : 0;
         const float total = warp_sum(factor * mine.y);
         float4 sum{0, 0, 0, 0};
 #pragma unroll
@@ -144,7 +144,8 @@ struct Side : Common {
         }
         if (warp == 0) {
             bf16* out = buffer<bf16>(FIELD_OUTPUT) + (b * c.plan.geometry.heads + head) * kHeadDim + lane * 4;
-            *reinterpret_cast<uint2*>(out) = {pack(sum.x / total, sum.y / total), pack(sum.z / total, sum.w / total)};
+            const float scale = 1.0f / total;
+            *reinterpret_cast<uint2*>(out) = {pack(sum.x * scale, sum.y * scale), pack(sum.z * scale, sum.w * scale)};
         }
     }
 };

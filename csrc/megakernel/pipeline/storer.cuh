@@ -25,34 +25,27 @@ struct Storer : Common {
         sums_.advance(memory.layout.sums);
     }
 
-    // Takes a tile: store(row of the batch, row of the tile, sum, whether that row of the batch is among `rows`), by
-    // the whole warp: lanes 0 … 15 and 16 … 31 each have the rows of one row of the batch. Bit b of `rows`: row b.
-    template <class Store>
-    __device__ __forceinline__ bool store_rows(uint32_t rows, Store store) {
-        if (!take()) return false;
+    // What one lane has of a tile: a row of it, for a row of the batch.
+    struct Value {
+        int b, row;
+        float sum;
+        bool exists;  // the row of the batch is among those that were asked for
+    };
+
+    // Takes the next one or two rows off `rows` and folds their sums: lanes 0 … 15 have the first row, 16 … 31 the
+    // second.
+    __device__ __forceinline__ Value fold(uint32_t& rows) const {
         const int batch = c.plan.batch, stride = sums_stride(batch);
         const float* sums = memory.sums + sums_.slot * (memory.layout.sums_bytes / 4);
-#pragma unroll 1
-        while (rows != 0) {
-            const int first = __ffs(rows) - 1;
-            rows &= rows - 1;
-            const int second = rows != 0 ? __ffs(rows) - 1 : first;
-            const bool exists = lane < 16 || rows != 0;
-            rows &= rows - 1;
-            const int b = lane < 16 ? first : second, row = lane % 16;
-            float sum = 0;
+        const int first = __ffs(rows) - 1;
+        rows &= rows - 1;
+        const int second = rows != 0 ? __ffs(rows) - 1 : first;
+        const bool two = rows != 0;
+        rows &= rows - 1;
+        Value v{lane < 16 ? first : second, lane % 16, 0, lane < 16 || two};
 #pragma unroll
-            for (int w = 0; w < kConsumerWarps; ++w) sum += sums[(w * batch + b) * stride + row];
-            store(b, row, sum, exists);
-        }
-        release();
-        return true;
-    }
-
-    // The same for all live rows.
-    template <class Store>
-    __device__ __forceinline__ bool store_tile(Store store) {
-        return store_rows(memory.shared->live_rows, store);
+        for (int w = 0; w < kConsumerWarps; ++w) v.sum += sums[(w * batch + v.b) * stride + v.row];
+        return v;
     }
 
     // What this warp has stored, and what it has seen others store, is there for whoever sees the arrivals.

@@ -1,0 +1,192 @@
+// What becomes of the sums of a tile: one loop over tiles and rows for all products but the head's, which keeps the
+// largest logits.
+#pragma once
+
+#include "csrc/megakernel/device/activation.cuh"
+#include "csrc/megakernel/pipeline/tiles.cuh"
+
+namespace north_jax::megakernel::pipeline {
+
+// Queries, keys and values: neighbouring pairs (2i, 2i + 1) rotated, keys and values also to their page.
+struct QkvEpilogue {
+    int head, within, width;
+    bool rotates;
+
+    __device__ __forceinline__ static QkvEpilogue of(const Storer& r) {
+        const Geometry& g = r.c.plan.geometry;
+        const int begin = r.c.field(FIELD_ROW_BEGIN), head = begin / kHeadDim;
+        return {head, begin % kHeadDim, (g.heads + 2 * g.kv_heads) * kHeadDim,
+                r.c.field(FIELD_ROPE) != 0 && head < g.heads + g.kv_heads};
+    }
+
+    __device__ __forceinline__ void store(const Storer& r, const Storer::Value& v, bf16* out, int count) const {
+        const Geometry& g = r.c.plan.geometry;
+        float value = rounded<bf16>(v.sum);
+        const float other = __shfl_xor_sync(~0u, value, 1);
+        if (rotates) {
+            const float2 turn = r.memory.rotation[v.b * (kHeadDim / 2) + (within + v.row) / 2];
+            value = v.row % 2 == 0 ? value * turn.x - other * turn.y : value * turn.x + other * turn.y;
+        }
+        const uint32_t pair = pack(value, __shfl_down_sync(~0u, value, 1));
+        if (!v.exists || v.row % 2 != 0 || v.row >= count) return;
+        *reinterpret_cast<uint32_t*>(out + v.b * width + head * kHeadDim + within + v.row) = pair;
+        int kv_head = head - g.heads;
+        if (kv_head < 0) return;
+        const bool is_value = kv_head >= g.kv_heads;
+        kv_head -= is_value ? g.kv_heads : 0;
+        const int page = r.c.field(FIELD_WINDOW) > 0 ? r.sliding_page(v.b) : r.full_page(v.b);
+        const Pool& pool = r.c.batch.pools[r.c.field(FIELD_POOL)];
+        if (page < 0 || page >= pool.pages) return;
+        const int64_t token =
+            ((int64_t{page} * 2 + is_value) * g.kv_heads + kv_head) * kPageTokens + r.position(v.b) % kPageTokens;
+        *reinterpret_cast<uint32_t*>(static_cast<bf16*>(pool.data) + token * kHeadDim + within + v.row) = pair;
+    }
+};
+
+// Stores a task's tiles and arrives for each.
+__device__ __forceinline__ bool store_products(Storer& r) {
+    const Geometry& g = r.c.plan.geometry;
+    const int opcode = r.c.field(FIELD_OPCODE), begin = r.c.field(FIELD_ROW_BEGIN);
+    const int count = r.c.field(FIELD_ROW_COUNT), counter = r.c.field(FIELD_ARRIVE);
+    const int arrivals = r.c.field(FIELD_ARRIVE_COUNT);
+    const bool routed_up = opcode == MOE_UPGATE_ACT, units = routed_up || opcode == FFN_UPGATE_ACT;
+    const RoutingTable* table = nullptr;
+    if (routed_up || opcode == MOE_DOWN) {
+        table = r.routing.of_task(r);
+        if (table == nullptr) return false;
+    }
+    Dealt tiles{0, 1, 1};
+    int each = 1;
+    if (routed_up) {
+        tiles = ExpertUp::items(r, *table);
+        each = ExpertUp::tiles_of_expert(r);
+    }
+    const QkvEpilogue qkv = QkvEpilogue::of(r);
+    const int unit_width = routed_up ? g.expert_width : g.dense_width;
+    const int sum_width = opcode == ROUTER_GEMM ? g.experts : g.hidden;
+    float* sums = r.buffer<float>(FIELD_OUTPUT) + r.c.field(FIELD_SPLIT) * r.c.plan.batch * g.hidden;
+    bf16* rounded_out = r.buffer<bf16>(FIELD_OUTPUT);
+#pragma unroll 1
+    for (int n = tiles.first; n < tiles.end; n += tiles.step) {
+        if (!r.next_is_mine()) continue;
+        uint32_t rows = r.shared().live_rows;
+        int rank = 0, expert = 0, first_unit = begin;
+        if (routed_up) {
+            const ExpertItem item = expert_item(each, n);
+            rank = item.rank, first_unit = item.tile * count;
+            expert = table->expert[rank], rows = table->rows[rank];
+        }
+        if (!r.take()) return false;
+#pragma unroll 1
+        while (rows != 0) {
+            const Storer::Value v = r.fold(rows);
+            if (units) {
+                const float up = __shfl_down_sync(~0u, v.sum, count);
+                int place = v.b;
+                float weight = 1;
+                if (routed_up) {
+                    const int j = table->choice_of_half(v.b, expert, r.lane);
+                    place = v.b * g.top_k + j;
+                    weight = table->weight[v.b][j];
+                }
+                if (v.exists && v.row < count) {
+                    rounded_out[place * unit_width + first_unit + v.row] =
+                        from_float<bf16>(fast_swiglu(v.sum, up) * weight);
+                }
+            } else if (opcode == QKV_PROJ) {
+                qkv.store(r, v, rounded_out, count);
+            } else if (v.exists && v.row < count) {
+                sums[v.b * sum_width + begin + v.row] = v.sum;
+            }
+        }
+        r.release();
+        r.arrive(counter + rank, arrivals);
+    }
+    if (!routed_up || r.c.field(FIELD_ROUND_BEGIN) != 0 || r.warp != 0) return true;
+    // The arrivals of ranks that no expert has.
+    const int ranks = min(g.experts, r.c.plan.batch * g.top_k), dealers = r.c.field(FIELD_DEALERS);
+#pragma unroll 1
+    for (int rank = r.c.field(FIELD_DEALER) + dealers * r.lane; rank < ranks; rank += dealers * 32) {
+        if (rank >= table->active) add_release(r.c.words.counters + counter + rank, each * arrivals);
+    }
+    return true;
+}
+
+// Logits of a vocabulary range, and the largest of them.
+struct HeadProduct {
+    __device__ __forceinline__ static bool run(Storer& r) {
+        const Geometry& g = r.c.plan.geometry;
+        const int begin = r.c.field(FIELD_ROW_BEGIN), count = r.c.field(FIELD_ROW_COUNT), batch = r.c.plan.batch;
+        float* out = r.buffer<float>(FIELD_OUTPUT);
+        Best best[kMaxBatch / 2];  // lanes 0 … 15: even rows of the batch, 16 … 31: odd ones
+#pragma unroll
+        for (int i = 0; i < kMaxBatch / 2; ++i) best[i] = {-INFINITY, INT_MAX};
+#pragma unroll 1
+        for (int tile = 0; tile < count; tile += kTileRows) {
+            if (!r.next_is_mine()) continue;
+            if (!r.take()) return false;
+            // All rows, idle ones too: even ones in one half of the warp, odd ones in the other.
+#pragma unroll 1
+            for (uint32_t rows = (1u << batch) - 1; rows != 0;) {
+                const Storer::Value v = r.fold(rows);
+                if (!v.exists || !r.live(v.b) || tile + v.row >= count) continue;
+                const Best other{v.sum * g.logit_scale, begin + tile + v.row};
+                out[static_cast<int64_t>(v.b) * g.vocabulary + other.token] = other.logit;
+#pragma unroll
+                for (int i = 0; i < kMaxBatch / 2; ++i) {
+                    if (v.b / 2 == i && best[i].beaten_by(other)) best[i] = other;
+                }
+            }
+            r.release();
+        }
+#pragma unroll
+        for (int i = 0; i < kMaxBatch / 2; ++i) {
+            for (int o = 8; o > 0; o /= 2) {
+                const Best other{__shfl_xor_sync(~0u, best[i].logit, o), __shfl_xor_sync(~0u, best[i].token, o)};
+                if (best[i].beaten_by(other)) best[i] = other;
+            }
+        }
+        return finish(r, best, batch);
+    }
+
+   private:
+    // The second storer leaves its best to the first, which stores those of both.
+    __device__ __forceinline__ static bool finish(Storer& r, const Best (&best)[kMaxBatch / 2], int batch) {
+        Shared& s = r.shared();
+        const int b_of_lane = r.lane / 16;
+        if (r.warp == 1) {
+#pragma unroll
+            for (int i = 0; i < kMaxBatch / 2; ++i) {
+                if (r.lane % 16 == 0) s.best[2 * i + b_of_lane] = best[i];
+            }
+            __syncwarp();
+            if (r.lane == 0) barrier_arrive(&s.head_stored);
+            return true;
+        }
+        if (!r.wait(&s.head_stored, r.step.parity ^ 1)) return false;
+        const int stride = r.c.field(FIELD_DEALERS) * kMaxLogprobs;
+        Best* out = r.buffer<Best>(FIELD_OUTPUT_2) + r.c.field(FIELD_DEALER) * kMaxLogprobs;
+#pragma unroll
+        for (int i = 0; i < kMaxBatch / 2; ++i) {
+            const int b = 2 * i + b_of_lane;
+            if (r.lane % 16 != 0 || b >= batch || !r.live(b)) continue;
+            const Best other = s.best[b];
+            out[b * stride] = best[i].beaten_by(other) ? other : best[i];
+        }
+        // Rows that ask for more than the largest logit of the product.
+        const int vocabulary = r.c.plan.geometry.vocabulary;
+        float* logits = r.buffer<float>(FIELD_OUTPUT);
+#pragma unroll 1
+        for (int b = 0; b < batch; ++b) {
+            const RowSampling row{r.memory.rows + b * kRowFields, vocabulary};
+            if (!row.live() || !(row.adjusts() || row.alternatives() > 1)) continue;
+            __syncwarp();
+            finish_range(r.c, b, logits + static_cast<int64_t>(b) * vocabulary, r.c.field(FIELD_ROW_BEGIN),
+                         r.c.field(FIELD_ROW_COUNT), out + b * stride, r.lane);
+        }
+        r.arrive();
+        return true;
+    }
+};
+
+}  // namespace north_jax::megakernel::pipeline
