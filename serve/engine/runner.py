@@ -147,6 +147,11 @@ class _Anything:
         pass
 
 
+def _of_slots(logits: Array, slot: Array, slots: int) -> Array:
+    """Logits [N, V] in the rows of their slots: [slots, V]; a row of padding has slot = slots."""
+    return jnp.zeros((slots, logits.shape[-1])).at[slot].set(logits, mode="drop")
+
+
 # Of the module, so that engines of one model compile it once.
 @partial(jax.jit, static_argnames=("config", "slots"), donate_argnames="cache")
 def _prefill(
@@ -161,9 +166,9 @@ def _prefill(
     *,
     slots: int,
 ) -> tuple[KVCache, Array]:
-    """`prefill`, its logits put into the rows of their slots: [slots, V]; a row of padding has slot = slots."""
+    """`prefill`, its logits put into the rows of their slots."""
     cache, logits = prefill(config, params, cache, tables, tokens, start, length)
-    return cache, jnp.zeros((slots, logits.shape[-1])).at[slot].set(logits, mode="drop")
+    return cache, _of_slots(logits, slot, slots)
 
 
 @partial(jax.jit, static_argnames=("config", "slots"), donate_argnames="cache")
@@ -184,8 +189,7 @@ def _prefill_and_report(
     cache, x = extend(config, params, cache, tables, tokens, start, length)
     logits = head(config, params, x[0])  # [T, V]
     last = jax.lax.dynamic_index_in_dim(logits, jnp.maximum(length[0] - 1, 0))  # [1, V]
-    of_slots = jnp.zeros((slots, logits.shape[-1])).at[slot].set(last, mode="drop")
-    return cache, of_slots, top_logprobs(logits, following)
+    return cache, _of_slots(last, slot, slots), top_logprobs(logits, following)
 
 
 def _reports(row: PrefillRow, top: TopLogprobs) -> list[Logprobs]:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.programs import write_arrays
 
 from north_jax.adjust import Bias, Penalties, adjust, count, mask_words
 from north_jax.decoding import DecodeRow, Finish, TokenHistory
@@ -103,9 +104,7 @@ def run(program: Path, folder: Path, logits, rows, ranges):
         biases,
         masks,
     ]
-    with (folder / "in").open("wb") as file:
-        for array in arrays:
-            file.write(np.int64(array.nbytes).tobytes() + np.ascontiguousarray(array).tobytes())
+    write_arrays(folder / "in", arrays)
     subprocess.run([program, folder / "in", folder / "out"], check=True, timeout=300)
     data, place, steps = (folder / "out").read_bytes(), 0, []
     types = [(np.int32, (batch, ROW_FIELDS)), (np.int32, logits.shape), (np.float32, logits.shape), (ENTRY, (-1,))]

@@ -121,15 +121,7 @@ def test_quanta_add_up(decoder, batch, whole, parts):
     rows = parted.rows
     for steps in parts:
         parted.run(steps, rows)
-        rows = [
-            dataclasses.replace(
-                row,
-                token=parted.of(row.slot)[-1].token,
-                position=row.position + steps,
-                remaining=row.remaining - steps,
-            )
-            for row in rows
-        ]
+        rows = parted.following(rows, steps)
     assert parted.steps == whole.steps
     assert_same_cache(parted.cache, whole.cache)
 

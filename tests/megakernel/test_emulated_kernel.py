@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import tiny_config, tiny_params
+from support.programs import buffer_places, sizes_of, weight_arrays, write_arrays
 from support.quantum import Quanta, Start, start
 
 import ffi
@@ -24,7 +25,7 @@ from north_jax.config import Config
 from north_jax.decoding import DecodeRow, Finish
 from north_jax.layers import Params
 from north_jax.megakernel import binding
-from north_jax.megakernel.abi import MAX_LOGPROBS, ROW_FIELDS, Buffer, Field, Opcode, Weight
+from north_jax.megakernel.abi import MAX_LOGPROBS, ROW_FIELDS, Field, Opcode
 from north_jax.megakernel.batch import pack_rows, tables_of
 from north_jax.megakernel.build import build
 from north_jax.megakernel.decoder import MegakernelDecoder
@@ -116,14 +117,6 @@ class Emulator:
         if schedule is None:
             order = order or select(size, max(row.position for row in rows) + 1)
             schedule = build(config, batch=size, sms=sms, dtype=jnp.bfloat16, order=order)
-        places = np.zeros((max(Buffer) + 1, 4), np.int64)
-        for name, spec in schedule.workspace.buffers.items():
-            places[name] = schedule.workspace.offsets[name], spec.plane_bytes, spec.planes, spec.shape[0]
-        weights = {number: np.asarray(array) for number, (_, array) in binding._weights(config, self.params)}
-        table = [
-            weights.get(number, np.zeros((0, 0), np.int16))
-            for number in range((config.num_hidden_layers + 1) * len(Weight))
-        ]
         options = (
             *(size, steps, seed, timeout_ns, shared_memory),
             *(len(schedule.queue_names), schedule.workspace.bytes, stop),
@@ -135,17 +128,14 @@ class Emulator:
             schedule.tasks,
             schedule.begin,
             schedule.counter_needs,
-            places,
+            buffer_places(schedule),
             pack_rows(rows, size),
             *tables_of(rows, batch.tables, size),
             binding._frequencies(config),
-            np.array([(array.size // max(array.shape[-1], 1), array.shape[-1]) for array in table], np.int64),
-            *table,
+            *weight_arrays(config, self.params),
             *batch.host_cache,
         ]
-        with (self.folder / "in").open("wb") as file:
-            for array in arrays:
-                file.write(np.int64(array.nbytes).tobytes() + np.ascontiguousarray(array).tobytes())
+        write_arrays(self.folder / "in", arrays)
         subprocess.run([self.program, self.folder / "in", self.folder / "out"], check=True, timeout=120)
         data, place, values = (self.folder / "out").read_bytes(), 0, []
         types = [
@@ -160,24 +150,6 @@ class Emulator:
             values.append(np.frombuffer(data[place + 8 : place + 8 + bytes_], dtype).reshape(shape))
             place += 8 + bytes_
         return Result(values[0], values[1], values[2], values[3][0], values[4:])
-
-
-def sizes_of(config: Config) -> tuple[int, ...]:
-    return (
-        config.hidden_size,
-        config.num_hidden_layers,
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        config.head_dim,
-        config.intermediate_size,
-        config.dense_intermediate_size,
-        config.num_experts,
-        config.num_experts_per_tok,
-        config.vocab_size,
-        config.norm_type == "layer",
-        config.expert_selection_fn == "softmax",
-        config.norm_topk_prob,
-    )
 
 
 def params_of(config: Config) -> Params:

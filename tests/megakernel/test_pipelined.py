@@ -20,7 +20,8 @@ import north_jax.bench
 from north_jax.config import Config
 from north_jax.decoding.types import Finish
 from north_jax.inference import decode_step
-from north_jax.megakernel.binding import add_schedule
+from north_jax.megakernel import binding
+from north_jax.megakernel.abi import Weight
 from north_jax.megakernel.build import build
 from north_jax.megakernel.decoder import MegakernelDecoder
 from north_jax.megakernel.orders import TUNED, router_first, streamed
@@ -57,29 +58,15 @@ step = jax.jit(decode_step, static_argnums=0)
 def reasons(config: Config, *, batch: int, dtype: str = "bfloat16", **options) -> str:
     """Why the pipelined kernel would not run a schedule; weights are addresses that nobody reads."""
     assert native is not None
-    geometry = native.Geometry()
-    sizes = {
-        "hidden": config.hidden_size,
-        "layers": config.num_hidden_layers,
-        "heads": config.num_attention_heads,
-        "kv_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "expert_width": config.intermediate_size,
-        "experts": config.num_experts,
-        "top_k": config.num_experts_per_tok,
-        "vocabulary": config.vocab_size,
-    }
-    for name, value in sizes.items():
-        setattr(geometry, name, value)
     engine = native.DecodeEngine(
         platform="cpu",
         dtype=dtype,
-        geometry=geometry,
-        weights=[(0, 0, 0)] * ((config.num_hidden_layers + 1) * 8),
+        geometry=binding._geometry(config),
+        weights=[(0, 0, 0)] * ((config.num_hidden_layers + 1) * len(Weight)),
         frequencies=[0.0] * (config.head_dim // 2),
         owner=config,
     )
-    return engine.not_pipelined(add_schedule(engine, build(config, batch=batch, **{"sms": 128} | options)))
+    return engine.not_pipelined(binding.add_schedule(engine, build(config, batch=batch, **{"sms": 128} | options)))
 
 
 @pytest.mark.parametrize("batch", range(1, 9))

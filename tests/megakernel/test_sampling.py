@@ -133,15 +133,7 @@ def test_all_that_rows_ask_for_agrees_with_jax(grammar):
             rows = [dataclasses.replace(row, grammar=None) for row in rows]
         for steps in (7, 1, 12):
             quanta.run(steps, rows)
-            rows = [
-                dataclasses.replace(
-                    row,
-                    token=quanta.of(row.slot)[-1].token,
-                    position=row.position + steps,
-                    remaining=row.remaining - steps,
-                )
-                for row in rows
-            ]
+            rows = quanta.following(rows, steps)
         for row in rows:
             assert row.history.generated[1:] == [record.token for record in quanta.of(row.slot)]
         results.append(quanta.steps)

@@ -16,11 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import tiny_config, tiny_params
+from support.programs import buffer_places, sizes_of, weight_arrays, write_arrays
 
 from north_jax.config import Config
 from north_jax.kv_cache import PagedRows, init_cache
 from north_jax.layers import Params
-from north_jax.megakernel.abi import ROW_FIELDS, STOP_TOKENS, Buffer, Field, Opcode, Row, Weight
+from north_jax.megakernel.abi import ROW_FIELDS, STOP_TOKENS, Field, Opcode, Row
 from north_jax.megakernel.build import build
 from north_jax.megakernel.orders import ORDERS
 from north_jax.megakernel.schedule import Schedule
@@ -106,66 +107,25 @@ def _schedule(order: str) -> Schedule:
 
 def write_plan(path: Path, config: Config, params: Params, schedule: Schedule, tasks: np.ndarray | None = None) -> None:
     """Writes what tsan_main.cc reads: a float32 model, the lists (with other descriptors where given) and a batch."""
-    places = np.zeros((max(Buffer) + 1, 4), np.int64)
-    for name, spec in schedule.workspace.buffers.items():
-        places[name] = (schedule.workspace.offsets[name], spec.plane_bytes, spec.planes, spec.shape[0])
-    weights = _weights(config, params)
     rows, full, sliding, pools = _batch(config)
     arrays = [
-        np.array([*_sizes(config), 0, schedule.batch, STEPS], np.int32),
+        np.array([*sizes_of(config), 0, schedule.batch, STEPS], np.int32),
         np.array([config.norm_eps, config.logit_scale], np.float32),
         np.asarray(1 / config.rope_theta ** (np.arange(0, config.head_dim, 2) / config.head_dim), np.float32),
-        np.array([(weight.size // max(weight.shape[-1], 1), weight.shape[-1]) for weight in weights], np.int64),
-        *weights,
+        *weight_arrays(config, params),
         schedule.tasks if tasks is None else tasks,
         schedule.begin,
         schedule.counter_needs,
         np.frombuffer("\n".join(schedule.counter_names).encode(), np.uint8),
         np.frombuffer("\n".join(schedule.queue_names).encode(), np.uint8),
-        np.append(places.reshape(-1), schedule.workspace.bytes),
+        np.append(buffer_places(schedule).reshape(-1), schedule.workspace.bytes),
         rows,
         full,
         sliding,
         np.array([len(pool) for pool in pools], np.int32),
         *pools,
     ]
-    with path.open("wb") as file:
-        for array in arrays:
-            file.write(np.int64(array.nbytes).tobytes() + array.tobytes())
-
-
-def _sizes(config: Config) -> list[int]:
-    """The geometry's sizes and flags, in the order of csrc/megakernel/plan.h."""
-    return [
-        config.hidden_size,
-        config.num_hidden_layers,
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        config.head_dim,
-        config.intermediate_size,
-        config.dense_intermediate_size,
-        config.num_experts,
-        config.num_experts_per_tok,
-        config.vocab_size,
-        config.norm_type == "layer",
-        config.expert_selection_fn == "softmax",
-        config.norm_topk_prob,
-    ]
-
-
-def _weights(config: Config, params: Params) -> list[np.ndarray]:
-    """The weight table."""
-    table = [np.zeros((0, 0), np.float32)] * ((config.num_hidden_layers + 1) * len(Weight))
-    for number, layer in params["layers"].items():
-        mlp = layer["mlp"]
-        named = {Weight.NORM: layer["norm"], Weight.QKV: layer["qkv"], Weight.OUT: layer["o"]}
-        named |= {Weight.GATE_UP: mlp["gate_up"], Weight.DOWN: mlp["down"]}
-        named |= {Weight.ROUTER: mlp["router"]} if "router" in mlp else {}
-        for kind, array in named.items():
-            table[number * len(Weight) + kind] = np.asarray(array)
-    table[config.num_hidden_layers * len(Weight) + Weight.EMBED] = np.asarray(params["embed"])
-    table[config.num_hidden_layers * len(Weight) + Weight.FINAL_NORM] = np.asarray(params["final_norm"])
-    return table
+    write_arrays(path, arrays)
 
 
 def _batch(config: Config) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]:

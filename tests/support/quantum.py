@@ -103,6 +103,18 @@ class Quanta:
         self.cache = self.decoder.decode(self.cache, self.tables, rows, steps, deliver)
         return self
 
+    def following(self, rows: Sequence[DecodeRow], steps: int) -> list[DecodeRow]:
+        """The same rows as the next quantum begins with them, after `steps` steps that none of them ended in."""
+        return [
+            dataclasses.replace(
+                row,
+                token=self.of(row.slot)[-1].token,
+                position=row.position + steps,
+                remaining=row.remaining - steps,
+            )
+            for row in rows
+        ]
+
     def of(self, slot: int) -> list[TokenRecord]:
         """All records of a slot."""
         return [record for records in self.steps for record in records if record.slot == slot]

@@ -5,11 +5,6 @@
 
 namespace north_jax::megakernel::pipeline {
 
-__device__ __forceinline__ bool takes_input(int opcode) {
-    return opcode == QKV_PROJ || opcode == ROUTER_GEMM || opcode == FFN_UPGATE_ACT || opcode == MOE_UPGATE_ACT ||
-           opcode == LM_HEAD;
-}
-
 // Stages the layer's input where no task before has: the rows of INPUT, kPageColumns at a time.
 __device__ __forceinline__ bool stage_input(Loader& r) {
     const int layer = r.c.field(FIELD_LAYER);

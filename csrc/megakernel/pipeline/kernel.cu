@@ -26,21 +26,9 @@ namespace {
 // loop, the more of the code stays in the instruction cache.
 
 __device__ __forceinline__ bool run(Producer& r) {
-    switch (r.c.field(FIELD_OPCODE)) {
-        case QKV_PROJ:
-        case ROUTER_GEMM:
-        case LM_HEAD:
-        case FFN_UPGATE_ACT:
-        case MOE_UPGATE_ACT:
-        case O_PROJ:
-        case FFN_DOWN:
-        case MOE_DOWN:
-            return stream_weights(r);
-        case ATTN_DECODE:
-            return Attention::run(r);
-        default:
-            return true;
-    }
+    const int opcode = r.c.field(FIELD_OPCODE);
+    if (is_product(opcode)) return stream_weights(r);
+    return opcode != ATTN_DECODE || Attention::run(r);
 }
 
 __device__ __forceinline__ bool run(Loader& r) {
@@ -67,40 +55,16 @@ __device__ __forceinline__ bool run(Loader& r) {
 }
 
 __device__ __forceinline__ bool run(Consumer& r) {
-    switch (r.c.field(FIELD_OPCODE)) {
-        case QKV_PROJ:
-        case ROUTER_GEMM:
-        case LM_HEAD:
-        case FFN_UPGATE_ACT:
-        case MOE_UPGATE_ACT:
-        case O_PROJ:
-        case FFN_DOWN:
-        case MOE_DOWN:
-            return multiply_tiles(r);
-        case ATTN_DECODE:
-            return Attention::run(r);
-        default:
-            return true;
-    }
+    const int opcode = r.c.field(FIELD_OPCODE);
+    if (is_product(opcode)) return multiply_tiles(r);
+    return opcode != ATTN_DECODE || Attention::run(r);
 }
 
 __device__ __forceinline__ bool run(Storer& r) {
-    switch (r.c.field(FIELD_OPCODE)) {
-        case QKV_PROJ:
-        case ROUTER_GEMM:
-        case FFN_UPGATE_ACT:
-        case MOE_UPGATE_ACT:
-        case O_PROJ:
-        case FFN_DOWN:
-        case MOE_DOWN:
-            return store_products(r);
-        case ATTN_DECODE:
-            return Attention::run(r);
-        case LM_HEAD:
-            return HeadProduct::run(r);
-        default:
-            return true;
-    }
+    const int opcode = r.c.field(FIELD_OPCODE);
+    if (opcode == LM_HEAD) return HeadProduct::run(r);
+    if (is_product(opcode)) return store_products(r);
+    return opcode != ATTN_DECODE || Attention::run(r);
 }
 
 __device__ __forceinline__ bool run(Side& r) {
@@ -116,7 +80,7 @@ __device__ __forceinline__ bool run(Side& r) {
         case SAMPLE_DRAW:
             return r.ended(sample_draw(r.c, r.team(), r.memory.sample));
         case END_STEP:
-            return r.ended(end_step(r.c, r.team(), &r.shared().live));
+            return r.ended(end_step(r.c, r.team(), &r.shared().live_rows));
         default:
             return true;
     }
@@ -200,7 +164,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const Memory memory(block_memory(), layout);
     if (threadIdx.x == 0) {
         init_barriers(*memory.shared);
-        memory.shared->live = live_rows(plan, batch);
+        memory.shared->live_rows = live_rows(plan, batch);
         memory.shared->patience = {words.abort, fault, words.counters, quantum.timeout_ns};
         memory.shared->step = 0;
         for (int& task : memory.shared->task_of_warp) task = -1;

@@ -3,11 +3,6 @@
 namespace north_jax::megakernel::pipeline {
 namespace {
 
-bool takes_input(int32_t opcode) {
-    return opcode == QKV_PROJ || opcode == ROUTER_GEMM || opcode == FFN_UPGATE_ACT || opcode == MOE_UPGATE_ACT ||
-           opcode == LM_HEAD;
-}
-
 // "" or what keeps these sizes from the tensor cores' tiles.
 std::string refuse_geometry(const Geometry& g, int32_t batch) {
     auto odd = [](int32_t value) { return value % kStepColumns != 0; };

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "csrc/host_device.h"
 #include "csrc/megakernel/plan.h"
 
 namespace north_jax::megakernel::pipeline {
@@ -20,6 +21,16 @@ constexpr int kTaskSlots = 3;
 constexpr int kHeadDim = 128;
 constexpr int kQueryHeads = 8;                                   // of a KV head, at most
 constexpr int kResidualChunks = 2048 / (kLoaderWarps * 32 * 4);  // of four values of a row, of a loader's thread
+
+// Products of a layer's normalised input, and of what is staged slice by slice or expert by expert.
+HOST_DEVICE inline bool takes_input(int32_t opcode) {
+    return opcode == QKV_PROJ || opcode == ROUTER_GEMM || opcode == FFN_UPGATE_ACT || opcode == MOE_UPGATE_ACT ||
+           opcode == LM_HEAD;
+}
+HOST_DEVICE inline bool takes_stages(int32_t opcode) {
+    return opcode == O_PROJ || opcode == FFN_DOWN || opcode == MOE_DOWN;
+}
+HOST_DEVICE inline bool is_product(int32_t opcode) { return takes_input(opcode) || takes_stages(opcode); }
 
 // "" or why the kernel does not run these lists.
 std::string refuse(const Geometry& geometry, Type type, const TaskLists& lists);

@@ -7,8 +7,8 @@
 
 namespace north_jax::megakernel::pipeline {
 
-struct Loader : Common {
-    using Common::Common;
+struct Loader : TeamRole<kLoaderWarps, 1> {
+    using TeamRole::TeamRole;
     RoutingReader routing;
     Router router;
     int input_layer = -1;       // whose input has been staged
@@ -17,19 +17,6 @@ struct Loader : Common {
 
     __device__ __forceinline__ bool stages() const { return warp == 0; }
     __device__ __forceinline__ bool routes() const { return warp == 1; }
-    __device__ __forceinline__ int thread() const { return warp * 32 + lane; }
-    __device__ __forceinline__ Team team() const { return {thread(), kLoaderWarps * 32, kBarrier}; }
-    __device__ __forceinline__ void sync() const { team().sync(); }
-    // Whether all warps say so, to all of them. Before anything that needs all of them: whoever leaves says no once
-    // more (`leave`), so that nobody waits for a warp that has gone.
-    __device__ __forceinline__ bool agreed(bool value) {
-        const bool ok = team().all(value);
-        refused_ |= !ok;
-        return ok;
-    }
-    __device__ __forceinline__ void leave() {
-        if (!refused_) agreed(false);
-    }
 
     // Waits for an empty stage and expects `bytes` in it; gives its address, 0 after a fault.
     __device__ __forceinline__ uint32_t open_stage(int bytes) {
@@ -70,10 +57,6 @@ struct Loader : Common {
     }
 
    private:
-    static constexpr int kBarrier = 1;
-
-    bool refused_ = false;
-
     Cursor stage_ = Cursor::filling(), input_ = Cursor::filling();
 };
 

@@ -156,15 +156,11 @@ struct Common {
         return __all_sync(~0u, barrier_test(barrier, parity)) || wait_patiently(barrier, parity);
     }
 
-    // Each lane waits for its counter to show `need` arrivals of this step; `counter` < 0: for none.
-    __device__ __forceinline__ bool wait_counters(int counter, int need, bool slice) const {
-        return poll_counters(counter, need, slice);
-    }
     // The slice that this lane names; none where it is negative.
     __device__ __forceinline__ bool wait_slices(int slice) const {
         const int need = c.field(FIELD_SLICE_NEED);
         if (need == 0) return true;
-        return wait_counters(slice < 0 ? -1 : c.field(FIELD_SLICE_WAIT) + slice, need, true);
+        return poll_counters(slice < 0 ? -1 : c.field(FIELD_SLICE_WAIT) + slice, need, true);
     }
 
     // The task's WAIT.
@@ -173,7 +169,7 @@ struct Common {
 #pragma unroll 1
         for (int first = 0; first < count; first += 32) {
             const int counter = first + lane < count ? c.field(FIELD_WAIT) + first + lane : -1;
-            if (!wait_counters(counter, c.field(FIELD_WAIT_NEED), false)) return false;
+            if (!poll_counters(counter, c.field(FIELD_WAIT_NEED), false)) return false;
         }
         return true;
     }
@@ -189,6 +185,31 @@ struct Common {
    private:
     Cursor tasks_;
     int place_ = 0;  // in the slot
+};
+
+// A role whose warps do things together, at a named barrier of theirs.
+template <int kTeamWarps, int kBarrier>
+struct TeamRole : Common {
+    using Common::Common;
+
+    __device__ __forceinline__ int thread() const { return warp * 32 + lane; }
+    __device__ __forceinline__ Team team() const { return {thread(), kTeamWarps * 32, kBarrier}; }
+    __device__ __forceinline__ void sync() const { team().sync(); }
+
+    // Whether all warps say so, to all of them. Before anything that needs all of them: whoever leaves says no once
+    // more (`leave`), so that nobody waits for a warp that has gone.
+    __device__ __forceinline__ bool agreed(bool value) { return ended(team().all(value)); }
+    // The result of what ended with all warps of one mind.
+    __device__ __forceinline__ bool ended(bool ok) {
+        refused_ |= !ok;
+        return ok;
+    }
+    __device__ __forceinline__ void leave() {
+        if (!refused_) agreed(false);
+    }
+
+   private:
+    bool refused_ = false;
 };
 
 // Reads a layer's experts; the router may write over them once every reader has gone on to a later layer.

@@ -112,8 +112,7 @@ struct Shared {
     Best best[kMaxBatch];
     RoutingTable routing[2];
     alignas(16) float combined[kSideWarps / 2][kHeadDim];
-    uint32_t live;       // rows that the step began with, for END_STEP
-    uint32_t live_rows;  // the same, for all roles
+    uint32_t live_rows;  // that the step began with: bit b, row b
     uint32_t decision;
     bool ended;
 };

@@ -1,4 +1,4 @@
-// The side warps: splits folded, routing tables of the drained orders, sampling, the ends of steps.
+// The side warps: splits folded, sampling, the ends of steps.
 #pragma once
 
 #include "csrc/megakernel/device/dot.cuh"
@@ -9,31 +9,14 @@
 
 namespace north_jax::megakernel::pipeline {
 
-struct Side : Common {
-    using Common::Common;
-
-    __device__ __forceinline__ Team team() const { return {warp * 32 + lane, kSideWarps * 32, kBarrier}; }
-
-    // Whether all warps say so, to all of them; see Loader::agreed.
-    __device__ __forceinline__ bool agreed(bool value) {
-        const bool ok = team().all(value);
-        refused_ |= !ok;
-        return ok;
-    }
-    // The result of what ended with all warps of one mind.
-    __device__ __forceinline__ bool ended(bool ok) {
-        refused_ |= !ok;
-        return ok;
-    }
-    __device__ __forceinline__ void leave() {
-        if (!refused_) agreed(false);
-    }
+struct Side : TeamRole<kSideWarps, 2> {
+    using TeamRole::TeamRole;
 
     // Makes ready what the block's other roles read of a step, and lets them begin it.
     __device__ __forceinline__ void open_step(bool ended) const {
         Shared& s = shared();
         const Geometry& g = c.plan.geometry;
-        const int batch = c.plan.batch, thread = team().thread;
+        const int batch = c.plan.batch, thread = this->thread();
         if (!ended) {
 #pragma unroll 1
             for (int i = thread; i < batch * kRowFields; i += kSideWarps * 32) {
@@ -98,9 +81,6 @@ struct Side : Common {
     }
 
    private:
-    static constexpr int kBarrier = 2;
-
-    bool refused_ = false;
     static constexpr int kSplitsOfWarp = kMaxSplits / kSideWarps;
 
     __device__ __forceinline__ void combine_head(int b, int head, int first, int group, int splits) const {

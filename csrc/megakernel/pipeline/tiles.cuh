@@ -73,7 +73,7 @@ __device__ __forceinline__ bool multiply_tiles(Consumer& r) {
         table = r.routing.of_task(r);
         if (table == nullptr) return false;
     }
-    const bool staged = opcode == O_PROJ || opcode == FFN_DOWN || opcode == MOE_DOWN;
+    const bool staged = takes_stages(opcode);
     int tiles = 1, total = r.c.plan.geometry.hidden, columns = kPageColumns, each = 1;
     if (opcode == MOE_DOWN) {
         columns = r.c.plan.geometry.expert_width;
