@@ -21,7 +21,7 @@ using megakernel::TaskLists;
 namespace {
 
 // Of the pipelined kernel, in the order of its Role.
-constexpr const char* kRoles[] = {"controller", "producer", "storer", "loader", "consumer", "side"};
+constexpr const char* kRoles[] = {"controller", "producer", "storer", "loader", "consumer"};
 
 void check(cudaError_t status, const char* what) {
     if (status != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));

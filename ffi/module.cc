@@ -33,6 +33,9 @@ NB_MODULE(_native, module) {
     north_jax::bind_abi(module);
     north_jax::bind_decode_engine(module);
     north_jax::bind_division(module);
+#ifdef NORTH_JAX_TRACE
+    north_jax::bind_trace(module);
+#endif
 #ifdef NORTH_JAX_CUDA_ARCHITECTURES
     module.attr("cuda_architectures") = NORTH_JAX_CUDA_ARCHITECTURES;
 #else

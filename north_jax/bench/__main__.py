@@ -12,6 +12,7 @@ COMMANDS = {
     "agreement": "agreement",
     "properties": "properties",
     "soak": "soak",
+    "trace": "trace",
 }
 
 

@@ -23,6 +23,8 @@ import numpy as np
 from north_jax.config import SPARSE, Config
 from north_jax.decoding import Decoder, DecodeRow, Finish, TokenRecord, make_decoder
 from north_jax.kv_cache import NO_PAGE, KVCache, PagedRows, PageTables
+from north_jax.megakernel.decoder import MegakernelDecoder
+from north_jax.megakernel.schedule import Schedule
 from north_jax.sampling import SamplingParams
 
 from . import bandwidth
@@ -107,9 +109,9 @@ class Bench:
     def measure(self, cell: Cell, *, steps: int, quanta: int) -> dict[str, Any]:
         """Runs a cell: a quantum to warm up and `quanta` that count."""
         decoder = self._decoder_for(cell)
-        run = Run(cell, decoder, self._rows.tables([cell.context] * cell.batch), self._config.vocab_size, steps)
+        run = Run(cell, decoder, self.tables(cell), self._config.vocab_size, steps)
         for _ in range(quanta + 1):
-            self._cache = run.quantum(self._cache)
+            self.decode(run)
         experts = self._distinct_experts(run)
         seconds = run.seconds[1:]
         step = statistics.median(seconds)
@@ -142,6 +144,20 @@ class Bench:
             "tokens_per_row": steps * quanta,
             "distinct_tokens": round(statistics.mean(len({*row}) / len(row) for row in run.tokens), 3),
         }
+
+    def tables(self, cell: Cell) -> PagedRows:
+        """Rows that hold the cell's context."""
+        return self._rows.tables([cell.context] * cell.batch)
+
+    def decode(self, run: Run) -> None:
+        """A quantum of `run` on this cache."""
+        self._cache = run.quantum(self._cache)
+
+    def megakernel(self, cell: Cell) -> tuple[MegakernelDecoder, Schedule]:
+        """The decoder of a cell, and the task lists that it runs with it."""
+        decoder = self._decoder_for(cell)
+        assert isinstance(decoder, MegakernelDecoder)
+        return decoder, decoder.schedule_of(cell.batch, cell.context + 1)
 
     def _decoder_for(self, cell: Cell) -> Decoder:
         """One megakernel serves all batches; JAX computes every slot, so it gets as many as there are rows."""

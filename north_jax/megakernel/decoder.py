@@ -59,6 +59,11 @@ class _Running:
     row_of_slot: dict[int, int]
 
 
+def _size_for(rows: int) -> int:
+    """The compiled batch size that so many rows run in."""
+    return next(batch for batch in BATCHES if batch >= rows)
+
+
 class MegakernelDecoder:
     """See `decoding.Decoder`. The rows of a quantum form a batch of the smallest size that holds them."""
 
@@ -180,9 +185,8 @@ class MegakernelDecoder:
         """One call. Of `live`, it leaves the rows that go on, where they are then."""
         assert self._shapes, "compile comes before decode"
         rows = tuple(live)
-        batch = next(batch for batch in BATCHES if batch >= len(rows))
-        order = self._order or select(batch, max(row.position for row in rows) + 1)
-        shape = self._shapes[batch, order.name]
+        batch = _size_for(len(rows))
+        shape = self._shape_for(batch, max(row.position for row in rows) + 1)
         biases, masks = biases_of(rows, batch), masks_of(rows, batch, self._vocabulary)
         histories = {row.slot: row.history for row in rows if row.sampling.penalises and row.history is not None}
         operands = (
@@ -221,6 +225,14 @@ class MegakernelDecoder:
         self._counts.put(counts)
         self._last = (shape, len(rows))
         return cache
+
+    def schedule_of(self, rows: int, context: int) -> Schedule:
+        """The task lists that so many rows run by, the longest of `context` positions. After compile()."""
+        return self._shape_for(_size_for(rows), context).schedule
+
+    def _shape_for(self, batch: int, context: int) -> _Shape:
+        order = self._order or select(batch, context)
+        return self._shapes[batch, order.name]
 
     def _advanced(self, live: list[DecodeRow], records: list[TokenRecord]) -> list[DecodeRow]:
         """Tells the rows' histories and grammars what a step drew; gives the rows that go on."""

@@ -17,13 +17,23 @@ __device__ inline uint32_t load_relaxed(const uint32_t* p) {
     return value;
 }
 
-// Reads past the L1, which may hold what was there before.
-__device__ __forceinline__ float4 load_fresh(const float* p) {
-    float4 v;
-    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "l"(p)
-                 : "memory");
+// Reads past the L1, which may hold what was there before. Zeros where nothing `exists`: without a branch, which would
+// keep the loads after it from going out before this one's values are there.
+__device__ __forceinline__ float4 load_fresh(const float* p, bool exists = true) {
+    float4 v{0, 0, 0, 0};
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "setp.ne.u32 p, %5, 0;\n"
+        "@p ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];\n}"
+        : "+f"(v.x), "+f"(v.y), "+f"(v.z), "+f"(v.w)
+        : "l"(p), "r"(static_cast<uint32_t>(exists))
+        : "memory");
+    return v;
+}
+
+__device__ __forceinline__ float2 load_fresh_two(const float* p) {
+    float2 v;
+    asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
     return v;
 }
 

@@ -49,6 +49,11 @@ __device__ __forceinline__ uint32_t load_shared(uint32_t address) {
     return value;
 }
 
+// Sixteen bytes of zeros.
+__device__ __forceinline__ void clear_shared(uint32_t address) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
+}
+
 // Two floats as a pair of bfloat16, the first in the low half.
 __device__ __forceinline__ uint32_t pack(float low, float high) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);

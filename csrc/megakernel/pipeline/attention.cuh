@@ -10,6 +10,7 @@
 // the queries, not through the page, which is being written meanwhile: the last split begins with them.
 #pragma once
 
+#include "csrc/megakernel/device/activation.cuh"
 #include "csrc/megakernel/device/dot.cuh"
 #include "csrc/megakernel/division.h"
 #include "csrc/megakernel/pipeline/consumer.cuh"
@@ -25,22 +26,32 @@ static_assert(2 * kKeyRows == kTileRows, "keys and values of a KV page fill a pa
 constexpr int kQueryStride = kHeadDim * 2 + 16;  // bytes of a staged head
 static_assert((kQueryHeads + 2) * kQueryStride <= kMinStageBytes, "queries, key and value fit into a stage");
 
-// Written by a function of its own, for all roles: the arithmetic is long. All lanes do the same.
-__device__ __noinline__ inline void find_keys(KeyRange* to, const Splits* of_rows, int batch_begin, int kv_heads,
+// Scores are those of the exponential to base 2.
+constexpr float kScoreScale = 1.4426950408889634f / 11.313708498984761f;  // log2(e) / sqrt(d)
+static_assert(kHeadDim == 128, "the root of 128");
+
+// Written by a function of its own, for all roles: the arithmetic is long. All lanes do the same. `entries`: of a row's
+// page table.
+__device__ __noinline__ inline void find_keys(KeyRange* to, const Splits* of_rows, int kv_heads, int entries,
                                               int number) {
-    int row = batch_begin;
+    int row = 0;
+#pragma unroll 1
     for (;; ++row) {
         const int items = of_rows[row].count * kv_heads;
         if (number < items) break;
         number -= items;
     }
-    const Splits& splits = of_rows[row];
+    const Splits splits = of_rows[row];
     KeyRange i;
-    i.row = row, i.head = number / splits.count, i.split = number - i.head * splits.count, i.splits = splits.count;
+    i.row = row, i.splits = splits.count;
+    // Exact: the quotient is small, and a half is far from where a float would round it up or down.
+    i.head = static_cast<int>(__fdividef(static_cast<float>(number) + 0.5f, static_cast<float>(splits.count)));
+    i.split = number - i.head * splits.count;
     i.begin = splits.first(i.split);
     i.has_self = i.split + 1 == splits.count;
     i.end = i.has_self ? splits.end - 1 : splits.last(i.split);
     i.first_page = i.begin / kPageTokens;
+    i.first_entry = i.first_page % entries;
     i.pages = i.end > i.begin ? (i.end - 1) / kPageTokens - i.first_page + 1 : 0;
     *to = i;
 }
@@ -48,32 +59,25 @@ __device__ __noinline__ inline void find_keys(KeyRange* to, const Splits* of_row
 struct Attention {
     using Item = KeyRange;
 
-    __device__ __forceinline__ static const Splits* splits(const Common& r) {
-        return r.memory.splits + (r.c.field(FIELD_WINDOW) > 0 ? r.c.plan.batch : 0);
-    }
+    __device__ __forceinline__ static bool slides(const Common& r) { return r.c.field(FIELD_WINDOW) > 0; }
     __device__ __forceinline__ static Item item(const Common& r, int number) {
         const Role role = static_cast<Role>(r.c.role);
         KeyRange* to = &r.shared().keys[role == Role::kProducer ? 0
                                         : role == Role::kStorer ? 1 + r.warp
                                         : role == Role::kLoader ? 3
                                                                 : 4];
-        find_keys(to, splits(r), r.c.batch_begin(), r.c.plan.geometry.kv_heads, number);
+        const DeviceBatch& batch = r.c.batch;
+        find_keys(to, r.memory.splits + (slides(r) ? r.c.plan.batch : 0), r.c.plan.geometry.kv_heads,
+                  slides(r) ? batch.sliding_entries : batch.full_entries, number);
         __syncwarp();
         return *to;
     }
-    __device__ __forceinline__ static int items(const Common& r) {
-        const Splits* of_rows = splits(r);
-        int count = 0;
-#pragma unroll 1
-        for (int b = r.c.batch_begin(); b < r.c.batch_end(); ++b) count += of_rows[b].count;
-        return count * r.c.plan.geometry.kv_heads;
-    }
+    __device__ __forceinline__ static int items(const Common& r) { return r.shared().attention_items[slides(r)]; }
 
     __device__ __forceinline__ static bool run(Producer& r) {
         const int count = items(r), kv_heads = r.c.plan.geometry.kv_heads;
-        const bool sliding = r.c.field(FIELD_WINDOW) > 0;
-        const int entries = sliding ? r.c.batch.sliding_entries : r.c.batch.full_entries;
-        const int32_t* table = sliding ? r.c.batch.sliding_table : r.c.batch.full_table;
+        const int entries = slides(r) ? r.c.batch.sliding_entries : r.c.batch.full_entries;
+        const int32_t* table = slides(r) ? r.c.batch.sliding_table : r.c.batch.full_table;
         const Pool& pool = r.c.batch.pools[r.c.field(FIELD_POOL)];
         constexpr int kHeadValues = kPageTokens * kHeadDim;
 #pragma unroll 1
@@ -83,7 +87,11 @@ struct Attention {
             int32_t some = 0;  // page numbers, one a lane
 #pragma unroll 1
             for (int p = 0; p < i.pages; ++p) {
-                if (p % 32 == 0) some = __ldg(table + i.row * entries + (i.first_page + p + r.lane) % entries);
+                if (p % 32 == 0) {
+                    int entry = i.first_entry + p + r.lane;
+                    if (entry >= entries) entry -= entries;  // a ring: its pages are at least those of a window
+                    some = p + r.lane < i.pages ? __ldg(table + i.row * entries + entry) : -1;
+                }
                 const int page = __shfl_sync(~0u, some, p % 32);
                 if (page < 0 || page >= pool.pages) {
                     if (r.lane == 0) report(r.c, DeviceFault::kNoPage, -1, i.row, (i.first_page + p) * kPageTokens);
@@ -136,7 +144,7 @@ struct Attention {
     __device__ __forceinline__ static bool run(Storer& r) {
         const int kv_heads = r.c.plan.geometry.kv_heads, dealer = r.c.field(FIELD_DEALER);
         const int dealers = r.c.field(FIELD_DEALERS), each = r.c.field(FIELD_ARRIVE_COUNT);
-        if (r.warp == 0) {  // for idle rows
+        if (r.warp == 0 && r.shared().live_rows != (1u << r.c.plan.batch) - 1) {  // for idle rows
 #pragma unroll 1
             for (int n = dealer + dealers * r.lane; n < r.c.plan.batch * kv_heads; n += dealers * 32) {
                 if (r.live(n / kv_heads)) continue;
@@ -161,7 +169,6 @@ struct Attention {
         Shared& s = r.shared();
         const Geometry& geometry = r.c.plan.geometry;
         const int g = r.lane / 4, t = r.lane % 4, dims = r.warp * 16;
-        const float scale = 1.0f / sqrtf(static_cast<float>(kHeadDim));
         const uint32_t stage = r.take_stage();
         if (stage == 0) return false;
 
@@ -170,7 +177,7 @@ struct Attention {
         float out[4] = {};  // dims + g and dims + g + 8, of query heads 2t and 2t + 1
         if (i.has_self) {
             const float score = score_self(r, stage);
-            if (r.lane == 0) s.self_score[r.self_turn][r.warp] = score * scale;
+            if (r.lane == 0) s.self_score[r.self_turn][r.warp] = score * kScoreScale;
             const uint32_t value = stage + (kQueryHeads + 1) * kQueryStride;
             const float low = load_bf16(value, dims + g), high = load_bf16(value, dims + g + 8);
             if (!r.meet()) return false;
@@ -185,35 +192,30 @@ struct Attention {
             const uint32_t page = r.take_page();
             if (page == 0) return false;
             float* scores = s.scores[r.score_turn];
-            if (r.warp / 4 == r.score_turn) store_scores(r, page, stage, scores);
+            // Positions of the item, counted from the page's first one.
+            const int start = (i.first_page + p) * kPageTokens, begin = i.begin - start, end = i.end - start;
+            if (r.warp / 4 == r.score_turn) store_scores(r, page, stage, scores, begin, end);
             r.score_turn ^= 1;
+            const uint32_t values = page + kKeyRows * kRowStride;
+            if (begin > 0 || end < kPageTokens) clear_values(r, values + dims * 2, begin, end);
             if (!r.meet()) return false;
 
-            const int first = (i.first_page + p) * kPageTokens + 16 * t;  // this lane's 16 keys
-            const bool partial = first - 16 * t < i.begin || first - 16 * t + kPageTokens > i.end;
-            float weight[16];
+            float weight[16];  // of keys 16 t …
             float most = largest;
 #pragma unroll
             for (int j = 0; j < 16; j += 4) {
                 const float4 four = *reinterpret_cast<const float4*>(scores + g * kScoreStride + t * 20 + j);
-                weight[j] = four.x * scale, weight[j + 1] = four.y * scale;
-                weight[j + 2] = four.z * scale, weight[j + 3] = four.w * scale;
-            }
-            if (partial) {
-#pragma unroll
-                for (int j = 0; j < 16; ++j) {
-                    if (first + j < i.begin || first + j >= i.end) weight[j] = -INFINITY;
-                }
+                weight[j] = four.x, weight[j + 1] = four.y, weight[j + 2] = four.z, weight[j + 3] = four.w;
             }
 #pragma unroll
             for (int j = 0; j < 16; ++j) most = fmaxf(most, weight[j]);
             most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
             most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-            const float shrink = __expf(largest - most);
+            const float shrink = fast_exp2(largest - most);
             float sum = 0;
 #pragma unroll
             for (int j = 0; j < 16; ++j) {
-                weight[j] = __expf(weight[j] - most);
+                weight[j] = fast_exp2(weight[j] - most);
                 sum += weight[j];
             }
             sum += __shfl_xor_sync(~0u, sum, 1);
@@ -223,19 +225,12 @@ struct Attention {
 
             const float shrink_0 = __shfl_sync(~0u, shrink, 8 * t), shrink_1 = __shfl_sync(~0u, shrink, 8 * t + 4);
             out[0] *= shrink_0, out[1] *= shrink_1, out[2] *= shrink_0, out[3] *= shrink_1;
-            const uint32_t values = page + kKeyRows * kRowStride + r.lane % 8 * kRowStride +
-                                    (dims + r.lane / 8 % 2 * 8) * 2 + r.lane / 16 * kHeadDim * 2;
+            const uint32_t from =
+                values + r.lane % 8 * kRowStride + (dims + r.lane / 8 % 2 * 8) * 2 + r.lane / 16 * kHeadDim * 2;
 #pragma unroll
-            for (int step = 0; step < 4; ++step) {  // keys 2 step and 2 step + 1 of every 8
-                FragmentA a = load_matrices_transposed(values + step * 2 * kHeadDim * 2);
-                const int j = 2 * step;
-                if (partial) {
-                    // What was never written may be NaN, which no weight of 0 hides.
-                    const uint32_t even = mask(first + j, i) | mask(first + j + 8, i) << 16;
-                    const uint32_t odd = mask(first + j + 1, i) | mask(first + j + 9, i) << 16;
-                    a.word[0] &= even, a.word[1] &= even, a.word[2] &= odd, a.word[3] &= odd;
-                }
-                multiply_add(out, a, {{pack(weight[j], weight[j + 8]), pack(weight[j + 1], weight[j + 9])}});
+            for (int j = 0; j < 8; j += 2) {  // keys j and j + 1 of every 8
+                multiply_add(out, load_matrices_transposed(from + j * kHeadDim * 2),
+                             {{pack(weight[j], weight[j + 8]), pack(weight[j + 1], weight[j + 9])}});
             }
             r.release_page();
         }
@@ -260,9 +255,18 @@ struct Attention {
         return r.hand_over_stored();
     }
 
-    // All bits where the key at a position is among an item's pages.
-    __device__ __forceinline__ static uint32_t mask(int position, const Item& i) {
-        return position >= i.begin && position < i.end ? 0xffffu : 0u;
+    // Zeros for the values of keys that are not in [begin, end) of a page, in this warp's dims: what was never written
+    // may be NaN, which no weight of 0 hides.
+    __device__ __forceinline__ static void clear_values(const Consumer& r, uint32_t values, int begin, int end) {
+#pragma unroll 1
+        for (int key = r.lane; key < kPageTokens; key += 32) {
+            if (key >= begin && key < end) continue;
+            const uint32_t at = values + key / kKeysOfRow * kRowStride + key % kKeysOfRow * kHeadDim * 2;
+            clear_shared(at);
+            clear_shared(at + 16);
+        }
+        fence_shared_for_bulk_copies();  // the page's next content comes by one
+        __syncwarp();
     }
 
     __device__ __forceinline__ static float load_bf16(uint32_t row, int column) {
@@ -283,9 +287,9 @@ struct Attention {
         return warp_sum(sum);
     }
 
-    // Scores of keys q = 2 (warp % 4) and q + 1 of every 8.
-    __device__ __forceinline__ static void store_scores(const Consumer& r, uint32_t page, uint32_t stage,
-                                                        float* scores) {
+    // Scores of keys q = 2 (warp % 4) and q + 1 of every 8; minus infinity outside [begin, end).
+    __device__ __forceinline__ static void store_scores(const Consumer& r, uint32_t page, uint32_t stage, float* scores,
+                                                        int begin, int end) {
         const int g = r.lane / 4, t = r.lane % 4, q = r.warp % 4 * 2;
         const int group = r.c.plan.geometry.heads / r.c.plan.geometry.kv_heads;
         const uint32_t keys = page + r.lane % 8 * kRowStride + (q + r.lane / 8 % 2) * kHeadDim * 2 + r.lane / 16 * 16;
@@ -299,8 +303,12 @@ struct Attention {
         }
         // Key 8 g + q lies at 20 (g / 2) + 8 (g % 2) + q: lanes that read 16 keys find them together.
         float* to = scores + 2 * t * kScoreStride + g / 2 * 20 + g % 2 * 8 + q;
-        *reinterpret_cast<float2*>(to) = {sum[0][0] + sum[1][0], sum[0][2] + sum[1][2]};
-        *reinterpret_cast<float2*>(to + kScoreStride) = {sum[0][1] + sum[1][1], sum[0][3] + sum[1][3]};
+        auto score = [&](int i, int key) {
+            return key >= begin && key < end ? (sum[0][i] + sum[1][i]) * kScoreScale : -INFINITY;
+        };
+        const int key = 8 * g + q;
+        *reinterpret_cast<float2*>(to) = {score(0, key), score(2, key + 1)};
+        *reinterpret_cast<float2*>(to + kScoreStride) = {score(1, key), score(3, key + 1)};
     }
 };
 

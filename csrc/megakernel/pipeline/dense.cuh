@@ -30,34 +30,26 @@ __device__ __forceinline__ bool stage_input(Loader& r) {
 
 // O_PROJ and FFN_DOWN: the input arrives in slices of K_SLICE columns.
 struct SlicedProduct {
-    // Columns of a page: a slice, or equal parts of it.
-    __device__ __forceinline__ static int page_columns(const Common& r) {
-        const int slice = r.c.field(FIELD_K_SLICE);
-        return slice / ceil_div(slice, kPageColumns);
-    }
-    __device__ __forceinline__ static int row_stride(int columns) { return columns * 2 + 16; }
-    __device__ __forceinline__ static int pages_of_stage(const Common& r, int columns) {
-        return r.memory.layout.stage_bytes / (r.c.plan.batch * row_stride(columns));
-    }
-
     __device__ __forceinline__ static bool run(Loader& r) {
         if (!r.stages()) return true;
-        const int columns = page_columns(r), each = pages_of_stage(r, columns), batch = r.c.plan.batch;
-        const int begin = r.c.field(FIELD_K_BEGIN), pages = r.c.field(FIELD_K_COUNT) / columns;
-        const int slice = r.c.field(FIELD_K_SLICE), width = r.columns();
-        const bf16* in = r.buffer<const bf16>(FIELD_INPUT) + begin;
+        const TileWalk& walk = r.task().walk;
+        const int columns = walk.page_columns, each = walk.pages_of_stage, batch = r.c.plan.batch;
+        const int end = walk.columns, width = r.columns(), stride = staged_row_stride(columns);
+        const bf16* in = r.buffer<const bf16>(FIELD_INPUT) + walk.first_column + r.lane * width;
 #pragma unroll 1
-        for (int p = 0; p < pages; p += each) {
-            const int count = min(each, pages - p);
-            if (!r.wait_slices(r.lane < count ? (begin + (p + r.lane) * columns) / slice : -1)) return false;
+        for (int p = 0, k = 0; k < end; p += each) {
+            // Lane l names the slice of the stage's page l.
+            const bool mine = r.lane < each && k + r.lane * columns < end;
+            const int slice = walk.first_slice + ((p + r.lane) * walk.slices_of_page >> 16);
+            if (!r.wait_slices(mine ? slice : -1)) return false;
+            const int count = __popc(__ballot_sync(~0u, mine));
             fence_bulk_copies();
             const uint32_t stage = r.open_stage(count * batch * columns * 2);
             if (stage == 0) return false;
-            uint32_t to = stage + r.lane * row_stride(columns);
+            uint32_t to = stage + r.lane * stride;
 #pragma unroll 1
-            for (int i = 0; i < count; ++i) {
-                if (r.lane < batch) r.copy(to, in + r.lane * width + (p + i) * columns, columns * 2);
-                to += batch * row_stride(columns);
+            for (int i = 0; i < count; ++i, k += columns, to += batch * stride) {
+                if (r.lane < batch) r.copy(to, in + k, columns * 2);
             }
             r.close_stage();
         }

@@ -51,29 +51,22 @@ __device__ __forceinline__ bool store_products(Storer& r) {
     const int arrivals = r.c.field(FIELD_ARRIVE_COUNT);
     const bool routed_up = opcode == MOE_UPGATE_ACT, units = routed_up || opcode == FFN_UPGATE_ACT;
     const RoutingTable* table = nullptr;
-    if (routed_up || opcode == MOE_DOWN) {
-        table = r.routing.of_task(r);
-        if (table == nullptr) return false;
-    }
-    Dealt tiles{0, 1, 1};
-    int each = 1;
-    if (routed_up) {
-        tiles = ExpertUp::items(r, *table);
-        each = ExpertUp::tiles_of_expert(r);
-    }
+    if (routed_up && (table = r.routing.of_task(r)) == nullptr) return false;
+    const TileWalk& walk = r.task().walk;
+    const int end = routed_up ? end_of(walk, table) : 1;
     const QkvEpilogue qkv = QkvEpilogue::of(r);
     const int unit_width = routed_up ? g.expert_width : g.dense_width;
     const int sum_width = opcode == ROUTER_GEMM ? g.experts : g.hidden;
     float* sums = r.buffer<float>(FIELD_OUTPUT) + r.c.field(FIELD_SPLIT) * r.c.plan.batch * g.hidden;
     bf16* rounded_out = r.buffer<bf16>(FIELD_OUTPUT);
 #pragma unroll 1
-    for (int n = tiles.first; n < tiles.end; n += tiles.step) {
+    for (int n = walk.first; n < end; n += walk.step) {
         if (!r.next_is_mine()) continue;
         uint32_t rows = r.shared().live_rows;
         int rank = 0, expert = 0, first_unit = begin;
         if (routed_up) {
-            const ExpertItem item = expert_item(each, n);
-            rank = item.rank, first_unit = item.tile * count;
+            rank = rank_of(walk, n);
+            first_unit = (n - rank * walk.tiles) * count;
             expert = table->expert[rank], rows = table->rows[rank];
         }
         if (!r.take()) return false;
@@ -107,7 +100,7 @@ __device__ __forceinline__ bool store_products(Storer& r) {
     const int ranks = min(g.experts, r.c.plan.batch * g.top_k), dealers = r.c.field(FIELD_DEALERS);
 #pragma unroll 1
     for (int rank = r.c.field(FIELD_DEALER) + dealers * r.lane; rank < ranks; rank += dealers * 32) {
-        if (rank >= table->active) add_release(r.c.words.counters + counter + rank, each * arrivals);
+        if (rank >= table->active) add_release(r.c.words.counters + counter + rank, walk.tiles * arrivals);
     }
     return true;
 }
@@ -116,49 +109,39 @@ __device__ __forceinline__ bool store_products(Storer& r) {
 struct HeadProduct {
     __device__ __forceinline__ static bool run(Storer& r) {
         const Geometry& g = r.c.plan.geometry;
-        const int begin = r.c.field(FIELD_ROW_BEGIN), count = r.c.field(FIELD_ROW_COUNT), batch = r.c.plan.batch;
+        const int begin = r.c.field(FIELD_ROW_BEGIN), count = r.c.field(FIELD_ROW_COUNT);
         float* out = r.buffer<float>(FIELD_OUTPUT);
-        Best best[kMaxBatch / 2];  // lanes 0 … 15: even rows of the batch, 16 … 31: odd ones
-#pragma unroll
-        for (int i = 0; i < kMaxBatch / 2; ++i) best[i] = {-INFINITY, INT_MAX};
+        Best* best = r.shared().best[r.warp];  // of this storer's tiles
+        if (r.lane < kMaxBatch) best[r.lane] = {-INFINITY, INT_MAX};
+        __syncwarp();
 #pragma unroll 1
         for (int tile = 0; tile < count; tile += kTileRows) {
             if (!r.next_is_mine()) continue;
             if (!r.take()) return false;
-            // All rows, idle ones too: even ones in one half of the warp, odd ones in the other.
 #pragma unroll 1
-            for (uint32_t rows = (1u << batch) - 1; rows != 0;) {
+            for (uint32_t rows = r.shared().live_rows; rows != 0;) {
                 const Storer::Value v = r.fold(rows);
-                if (!v.exists || !r.live(v.b) || tile + v.row >= count) continue;
-                const Best other{v.sum * g.logit_scale, begin + tile + v.row};
-                out[static_cast<int64_t>(v.b) * g.vocabulary + other.token] = other.logit;
-#pragma unroll
-                for (int i = 0; i < kMaxBatch / 2; ++i) {
-                    if (v.b / 2 == i && best[i].beaten_by(other)) best[i] = other;
+                const bool exists = v.exists && tile + v.row < count;
+                Best mine{exists ? v.sum * g.logit_scale : -INFINITY, exists ? begin + tile + v.row : INT_MAX};
+                if (exists) out[static_cast<int64_t>(v.b) * g.vocabulary + mine.token] = mine.logit;
+#pragma unroll 1
+                for (int o = 8; o > 0; o /= 2) {
+                    const Best other{__shfl_xor_sync(~0u, mine.logit, o), __shfl_xor_sync(~0u, mine.token, o)};
+                    if (mine.beaten_by(other)) mine = other;
                 }
+                if (v.row == 0 && v.exists && best[v.b].beaten_by(mine)) best[v.b] = mine;
+                __syncwarp();
             }
             r.release();
         }
-#pragma unroll
-        for (int i = 0; i < kMaxBatch / 2; ++i) {
-            for (int o = 8; o > 0; o /= 2) {
-                const Best other{__shfl_xor_sync(~0u, best[i].logit, o), __shfl_xor_sync(~0u, best[i].token, o)};
-                if (best[i].beaten_by(other)) best[i] = other;
-            }
-        }
-        return finish(r, best, batch);
+        return finish(r);
     }
 
    private:
-    // The second storer leaves its best to the first, which stores those of both.
-    __device__ __forceinline__ static bool finish(Storer& r, const Best (&best)[kMaxBatch / 2], int batch) {
+    // The first storer stores the best of both.
+    __device__ __forceinline__ static bool finish(Storer& r) {
         Shared& s = r.shared();
-        const int b_of_lane = r.lane / 16;
         if (r.warp == 1) {
-#pragma unroll
-            for (int i = 0; i < kMaxBatch / 2; ++i) {
-                if (r.lane % 16 == 0) s.best[2 * i + b_of_lane] = best[i];
-            }
             __syncwarp();
             if (r.lane == 0) barrier_arrive(&s.head_stored);
             return true;
@@ -166,23 +149,21 @@ struct HeadProduct {
         if (!r.wait(&s.head_stored, r.step.parity ^ 1)) return false;
         const int stride = r.c.field(FIELD_DEALERS) * kMaxLogprobs;
         Best* out = r.buffer<Best>(FIELD_OUTPUT_2) + r.c.field(FIELD_DEALER) * kMaxLogprobs;
-#pragma unroll
-        for (int i = 0; i < kMaxBatch / 2; ++i) {
-            const int b = 2 * i + b_of_lane;
-            if (r.lane % 16 != 0 || b >= batch || !r.live(b)) continue;
-            const Best other = s.best[b];
-            out[b * stride] = best[i].beaten_by(other) ? other : best[i];
+        if (s.live_rows >> r.lane & 1) {
+            const Best mine = s.best[0][r.lane], other = s.best[1][r.lane];
+            out[r.lane * stride] = mine.beaten_by(other) ? other : mine;
         }
         // Rows that ask for more than the largest logit of the product.
-        const int vocabulary = r.c.plan.geometry.vocabulary;
+        const Context c = r.c;  // a copy: what others see by reference lies in memory, and the role should not
+        const int vocabulary = c.plan.geometry.vocabulary;
         float* logits = r.buffer<float>(FIELD_OUTPUT);
 #pragma unroll 1
-        for (int b = 0; b < batch; ++b) {
+        for (int b = 0; b < c.plan.batch; ++b) {
             const RowSampling row{r.memory.rows + b * kRowFields, vocabulary};
             if (!row.live() || !(row.adjusts() || row.alternatives() > 1)) continue;
             __syncwarp();
-            finish_range(r.c, b, logits + static_cast<int64_t>(b) * vocabulary, r.c.field(FIELD_ROW_BEGIN),
-                         r.c.field(FIELD_ROW_COUNT), out + b * stride, r.lane);
+            finish_range(c, b, logits + static_cast<int64_t>(b) * vocabulary, c.field(FIELD_ROW_BEGIN),
+                         c.field(FIELD_ROW_COUNT), out + b * stride, r.lane);
         }
         r.arrive();
         return true;

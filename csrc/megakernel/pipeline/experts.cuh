@@ -5,22 +5,12 @@
 
 namespace north_jax::megakernel::pipeline {
 
-struct ExpertUp {
-    __device__ __forceinline__ static Dealt items(const Common& r, const RoutingTable& table) {
-        return dealt(table.active * tiles_of_expert(r), r.c.field(FIELD_DEALER), r.c.field(FIELD_DEALERS),
-                     r.c.field(FIELD_ROUND_BEGIN), r.c.field(FIELD_ROUND_END));
-    }
-    __device__ __forceinline__ static int tiles_of_expert(const Common& r) {
-        return r.c.plan.geometry.expert_width / r.c.field(FIELD_ROW_COUNT);
-    }
-};
-
 // The active experts in ascending order as one long product. Stages hold the hidden units of the rows that go to each
 // expert, of as many experts as there is room for.
 struct ExpertDown {
     // Experts of the stage that begins at rank `first`.
     __device__ __forceinline__ static int ranks_of_stage(const Common& r, const RoutingTable& table, int first) {
-        const int room = r.memory.layout.stage_bytes / SlicedProduct::row_stride(r.c.plan.geometry.expert_width);
+        const int room = r.task().walk.pages_of_stage;
         int used = 0, rank = first;
         while (rank < table.active && rank - first < 32) {
             used += __popc(table.rows[rank]);
@@ -34,7 +24,7 @@ struct ExpertDown {
         const RoutingTable* table = r.routing.of_task(r);
         if (table == nullptr) return false;
         const int columns = r.c.plan.geometry.expert_width, k = r.c.plan.geometry.top_k;
-        const int stride = SlicedProduct::row_stride(columns);
+        const int stride = staged_row_stride(columns);
         const bf16* in = r.buffer<const bf16>(FIELD_INPUT);
 #pragma unroll 1
         for (int first = 0, count; first < table->active; first += count) {

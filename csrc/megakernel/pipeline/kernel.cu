@@ -4,18 +4,20 @@
 //   producer   weight rows and keys into the page ring        (one warp)
 //   consumers  products on tensor cores                       (eight warps)
 //   storers    sums folded, finished and stored; arrivals     (two warps)
-//   loader     activations into stages; norm; routing         (four warps)
-//   side       splits folded, sampling, ends of steps         (four warps)
+//   loader     activations into stages; routing; splits folded; and, by all of its warps, the norm, sampling and the
+//              ends of steps                                  (four warps)
 //
 // Every role walks the SM's list by itself, and does of each task what is its part. Roles of a block meet at barriers
 // in shared memory, blocks at counters in global memory.
 #include "csrc/megakernel/launch.h"
 #include "csrc/megakernel/pipeline/attention.cuh"
+#include "csrc/megakernel/pipeline/combine.cuh"
 #include "csrc/megakernel/pipeline/controller.cuh"
 #include "csrc/megakernel/pipeline/epilogue.cuh"
 #include "csrc/megakernel/pipeline/experts.cuh"
+#include "csrc/megakernel/pipeline/names.cuh"
 #include "csrc/megakernel/pipeline/norm.cuh"
-#include "csrc/megakernel/pipeline/side.cuh"
+#include "csrc/megakernel/pipeline/steps.cuh"
 #include "csrc/megakernel/pipeline/tiles.cuh"
 
 namespace north_jax::megakernel {
@@ -36,6 +38,8 @@ __device__ __forceinline__ bool run(Loader& r) {
     const bool routed = opcode == MOE_UPGATE_ACT || opcode == MOE_DOWN;
     if (opcode == EMBED) return ResidualNorm::embed(r);
     if (opcode == ADD_RMSNORM) return ResidualNorm::add_norm(r);
+    if (StepEnd::takes(opcode)) return StepEnd::run(r);
+    if (r.folds()) return opcode != ATTN_COMBINE || SplitsFold::run(r);
     if (takes_input(opcode) && !stage_input(r)) return false;
     if (r.routes()) return !routed || r.router.choose(r);
     if (!r.stages()) return true;
@@ -67,29 +71,9 @@ __device__ __forceinline__ bool run(Storer& r) {
     return opcode != ATTN_DECODE || Attention::run(r);
 }
 
-__device__ __forceinline__ bool run(Side& r) {
-    const int opcode = r.c.field(FIELD_OPCODE);
-    if (opcode == ATTN_COMBINE) return r.combine();
-    const bool samples = opcode == SAMPLE_HISTOGRAM || opcode == SAMPLE_MASS || opcode == SAMPLE_DRAW;
-    if ((samples || opcode == END_STEP) && !r.agreed(true)) return false;
-    switch (opcode) {
-        case SAMPLE_HISTOGRAM:
-            return r.ended(sample_histogram(r.c, r.team(), r.memory.sample));
-        case SAMPLE_MASS:
-            return r.ended(sample_mass(r.c, r.team()));
-        case SAMPLE_DRAW:
-            return r.ended(sample_draw(r.c, r.team(), r.memory.sample));
-        case END_STEP:
-            return r.ended(end_step(r.c, r.team(), &r.shared().live_rows));
-        default:
-            return true;
-    }
-}
-
 __device__ __forceinline__ void end_step(Producer& r) { r.routing.end_step(r); }
 __device__ __forceinline__ void end_step(Consumer& r) { r.end_step(); }
 __device__ __forceinline__ void end_step(Storer& r) { r.routing.end_step(r); }
-__device__ __forceinline__ void end_step(Loader& r) { r.end_step(); }
 
 // One step's tasks; false after a fault.
 template <class R>
@@ -101,31 +85,47 @@ __device__ __forceinline__ bool run_list(R& r) {
     }
 }
 
-// Walks the list step after step until the quantum ends or something fails.
+// Walks the list step after step until the quantum ends; false if something failed.
 template <class R>
-__device__ __forceinline__ void walk(R& r) {
-    for (bool ended = false; r.begin_step(&ended) && !ended; ++r.c.step) {
+__device__ __forceinline__ bool walk(R& r) {
+    for (;; ++r.c.step) {
+        bool ended;
+        if (!r.begin_step(&ended)) return false;
+        if (ended) return true;
         // What other blocks wrote in the last step is there for this one's bulk copies too.
         fence_bulk_copies();
-        if (!run_list(r)) return;
+        if (!run_list(r)) return false;
         end_step(r);
     }
 }
 
-__device__ __forceinline__ void walk(Controller& r) {
-    for (bool ended = false; r.begin_step(&ended) && !ended; ++r.c.step) {
-        if (!r.fetch_list()) return;
+__device__ __forceinline__ bool walk(Controller& r) {
+    for (;; ++r.c.step) {
+        bool ended;
+        if (!r.begin_step(&ended)) return false;
+        if (ended) return true;
+        if (!r.fetch_list()) return false;
     }
 }
 
-__device__ __forceinline__ void walk(Side& r) {
-    Shared& s = r.shared();
+// The loader begins and ends the steps of its block.
+__device__ __forceinline__ bool walk(Loader& r) {
     for (bool ended = false; !ended; ++r.c.step) {
-        r.open_step(false);
-        if (!run_list(r) || !r.agreed(true)) return;
-        if (!r.ended(await_decision(r.c, r.team(), &s.decision, &ended))) return;
+        StepEnd::open(r, false);
+        fence_bulk_copies();
+        if (!run_list(r)) return false;
+        r.end_step();
+        if (!r.agreed(true)) return false;
+        if (!StepEnd::await(r, &ended)) return false;
     }
-    r.open_step(true);
+    StepEnd::open(r, true);
+    return true;
+}
+
+// All that a warp does in a quantum. Whoever leaves before its end takes the block with it.
+template <class R>
+__device__ __forceinline__ void work(R& r) {
+    if (!walk(r)) r.shared().aborted = true;
 }
 
 __device__ void init_barriers(Shared& s) {
@@ -163,42 +163,43 @@ __global__ void __launch_bounds__(kThreads, 1)
                   const __grid_constant__ Quantum quantum, const __grid_constant__ Layout layout) {
     const Memory memory(block_memory(), layout);
     if (threadIdx.x == 0) {
-        init_barriers(*memory.shared);
-        memory.shared->live_rows = live_rows(plan, batch);
-        memory.shared->patience = {words.abort, fault, words.counters, quantum.timeout_ns};
-        memory.shared->step = 0;
-        for (int& task : memory.shared->task_of_warp) task = -1;
-        memory.shared->first_task = plan.begin[blockIdx.x];
-        memory.shared->end_task = plan.begin[blockIdx.x + 1];
+        Shared& s = shared_of_block();
+        init_barriers(s);
+        s.live_rows = live_rows(plan, batch);
+        s.patience = {words.abort, fault, words.counters, quantum.timeout_ns};
+        s.step = 0;
+        s.aborted = false;
+#ifdef NORTH_JAX_TRACE
+        s.trace = trace_target;
+#endif
+        for (int& task : s.task_of_warp) task = -1;
+        s.first_task = plan.begin[blockIdx.x];
+        s.end_task = plan.begin[blockIdx.x + 1];
     }
     __syncthreads();
     const Context context{plan, words, batch, channel, fault, quantum, static_cast<int>(blockIdx.x)};
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     if (warp < kConsumerWarps) {
         Consumer role(context, memory, Role::kConsumer, warp, lane);
-        walk(role);
+        work(role);
     } else if (warp < kFirstLoader) {
         if (warp == kControllerWarp) {
             Controller role(context, memory, Role::kController, 0, lane);
-            walk(role);
+            work(role);
             role.drain();
         } else if (warp == kProducerWarp) {
             Producer role(context, memory, Role::kProducer, 0, lane);
-            walk(role);
+            work(role);
             role.drain();
         } else {
             Storer role(context, memory, Role::kStorer, warp - kFirstStorer, lane);
-            walk(role);
+            work(role);
         }
-    } else if (warp < kFirstSide) {
+    } else {
         Loader role(context, memory, Role::kLoader, warp - kFirstLoader, lane);
-        walk(role);
+        work(role);
         role.leave();
         role.drain();
-    } else {
-        Side role(context, memory, Role::kSide, warp - kFirstSide, lane);
-        walk(role);
-        role.leave();
     }
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -227,5 +228,49 @@ cudaError_t launch_pipelined(const DevicePlan& plan, const DeviceWords& words, c
     return cudaLaunchCooperativeKernel(kernel, dim3(plan.sms), dim3(pipeline::kThreads), const_cast<void**>(arguments),
                                        layout.bytes, stream);
 }
+
+#ifdef NORTH_JAX_TRACE
+
+cudaError_t trace_begin(int step, int events) {
+    int device = 0, sms = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    if (status != cudaSuccess) return status;
+    pipeline::TraceTarget target{nullptr, events, step};
+    const size_t bytes = sizeof(TraceEvent) * events * pipeline::kWarps * sms;
+    status = cudaMalloc(&target.events, bytes);
+    if (status == cudaSuccess) status = cudaMemset(target.events, 0, bytes);
+    return status == cudaSuccess ? cudaMemcpyToSymbol(pipeline::trace_target, &target, sizeof target) : status;
+}
+
+cudaError_t trace_end(int sms, int events, std::vector<TraceEvent>* recorded) {
+    pipeline::TraceTarget target{};
+    const pipeline::TraceTarget none{};
+    cudaError_t status = cudaMemcpyFromSymbol(&target, pipeline::trace_target, sizeof target);
+    if (status == cudaSuccess) status = cudaMemcpyToSymbol(pipeline::trace_target, &none, sizeof none);
+    if (status != cudaSuccess) return status;
+    recorded->resize(static_cast<size_t>(sms) * pipeline::kWarps * events);
+    status = cudaMemcpy(recorded->data(), target.events, recorded->size() * sizeof(TraceEvent), cudaMemcpyDeviceToHost);
+    cudaFree(target.events);
+    return status;
+}
+
+std::vector<std::string> trace_warps() {
+    std::vector<std::string> names;
+    for (int warp = 0; warp < pipeline::kWarps; ++warp) names.emplace_back(pipeline::role_name(warp));
+    return names;
+}
+
+std::vector<std::string> trace_barriers() {
+    alignas(pipeline::Shared) static const unsigned char some[sizeof(pipeline::Shared)] = {};
+    const auto& s = *reinterpret_cast<const pipeline::Shared*>(some);
+    const auto* first = reinterpret_cast<const uint64_t*>(some);
+    std::vector<std::string> names;
+    for (size_t i = 0; i < sizeof some / 8; ++i) names.push_back(pipeline::barrier_name(s, first + i));
+    while (!names.empty() && names.back().empty()) names.pop_back();
+    return names;
+}
+
+#endif
 
 }  // namespace north_jax::megakernel

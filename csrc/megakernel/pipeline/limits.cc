@@ -13,6 +13,7 @@ std::string refuse_geometry(const Geometry& g, int32_t batch) {
         return "a hidden size that is no multiple of 128 up to 2048";
     }
     if (g.experts > kMaxPipelineExperts) return "more than 128 experts";
+    if (g.experts % 4 != 0) return "a number of experts that is no multiple of 4";
     if (g.experts > 0 && (g.expert_width > kPageColumns || odd(g.expert_width))) {
         return "experts whose width is no multiple of 128 up to 1024";
     }

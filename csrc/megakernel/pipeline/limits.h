@@ -16,11 +16,20 @@ constexpr int kLoaderWarps = 4;
 constexpr int kTileRows = 16;                      // weight rows of a page: those of a product
 constexpr int kPageColumns = 1024;                 // of a weight row: copies of 2 KB reach the memory's full bandwidth
 constexpr int kStepColumns = kConsumerWarps * 16;  // that one product of all consumer warps takes
-constexpr int kTasksOfSlot = 4;                    // of the task ring
-constexpr int kTaskSlots = 3;
+constexpr int kTasksOfSlot = 2;                    // of the task ring
+constexpr int kTaskSlots = 4;
+constexpr int kRowBytes = kPageColumns * 2;
+constexpr int kRowStride = kRowBytes + 16;  // so that the rows of a fragment lie in different banks
+constexpr int kMinStageBytes = 4 * kRowStride;
 constexpr int kHeadDim = 128;
 constexpr int kQueryHeads = 8;                                   // of a KV head, at most
 constexpr int kResidualChunks = 2048 / (kLoaderWarps * 32 * 4);  // of four values of a row, of a loader's thread
+
+// Bytes of a stage, and of a row of activations in it.
+HOST_DEVICE constexpr int stage_bytes(int batch) {
+    return batch * kRowStride > kMinStageBytes ? batch * kRowStride : kMinStageBytes;
+}
+HOST_DEVICE constexpr int staged_row_stride(int columns) { return columns * 2 + 16; }
 
 // Products of a layer's normalised input, and of what is staged slice by slice or expert by expert.
 HOST_DEVICE inline bool takes_input(int32_t opcode) {

@@ -1,11 +1,13 @@
-// The loader: activations into the stage ring, by its first warp; routing, by its second; the residual stream and its
-// norm, by all of them.
+// The loader: activations into the stage ring, by its first warp; routing, by its second; the splits of attention, by
+// the other two; the residual stream and its norm, sampling and the ends of steps, by all of them.
 #pragma once
 
 #include "csrc/megakernel/device/tensor.cuh"
 #include "csrc/megakernel/pipeline/router.cuh"
 
 namespace north_jax::megakernel::pipeline {
+
+constexpr int kFolderWarps = 2;
 
 struct Loader : TeamRole<kLoaderWarps, 1> {
     using TeamRole::TeamRole;
@@ -17,6 +19,11 @@ struct Loader : TeamRole<kLoaderWarps, 1> {
 
     __device__ __forceinline__ bool stages() const { return warp == 0; }
     __device__ __forceinline__ bool routes() const { return warp == 1; }
+    __device__ __forceinline__ bool folds() const { return warp >= kLoaderWarps - kFolderWarps; }
+    __device__ __forceinline__ bool folds_first() const { return warp == kLoaderWarps - kFolderWarps; }
+    __device__ __forceinline__ Team folders() const {
+        return {thread() - (kLoaderWarps - kFolderWarps) * 32, kFolderWarps * 32, 2};
+    }
 
     // Waits for an empty stage and expects `bytes` in it; gives its address, 0 after a fault.
     __device__ __forceinline__ uint32_t open_stage(int bytes) {
@@ -47,6 +54,7 @@ struct Loader : TeamRole<kLoaderWarps, 1> {
     __device__ __forceinline__ void drain() {
         if (!stages()) return;
         // What was opened for copies completes; what was not shows the phase before, which is complete.
+#pragma unroll 1
         for (int i = 0; i < kStages; ++i) {
             while (!__all_sync(~0u, barrier_test(&shared().stage_full[stage_.slot], stage_.parity))) {
             }

@@ -11,25 +11,27 @@ namespace north_jax::megakernel::pipeline {
 using Values = float[kResidualChunks][4];
 
 struct ResidualNorm {
-    // Chunk j of a thread's values begins here.
-    __device__ __forceinline__ static int column(const Loader& r, int j) {
-        return j * kLoaderWarps * 128 + r.thread() * 4;
+    // Columns of one chunk of all threads.
+    static constexpr int kChunk = kLoaderWarps * 128;
+
+    // Whether chunk j of a thread's values exists.
+    __device__ __forceinline__ static bool exists(const Loader& r, int j) {
+        return r.thread() * 4 + j * kChunk < r.c.plan.geometry.hidden;
     }
 
     __device__ __forceinline__ static bool embed(Loader& r) {
         const int hidden = r.c.plan.geometry.hidden;
-        float* out = r.buffer<float>(FIELD_OUTPUT);
+        float* out = r.buffer<float>(FIELD_OUTPUT) + r.thread() * 4;
         if (!r.agreed(true)) return false;
 #pragma unroll 1
         for (int b = r.c.batch_begin(); b < r.c.batch_end(); ++b) {
             if (!r.live(b)) continue;
-            const bf16* from = r.weight() + static_cast<int64_t>(r.parameter(b, ROW_TOKEN)) * hidden;
-#pragma unroll
-            for (int j = 0; j < kResidualChunks; ++j) {
-                if (column(r, j) >= hidden) continue;
+            const bf16* from = r.weight() + static_cast<int64_t>(r.parameter(b, ROW_TOKEN)) * hidden + r.thread() * 4;
+#pragma unroll 1
+            for (int j = 0; exists(r, j); ++j) {
                 float x[4];
-                unpack(__ldg(reinterpret_cast<const uint2*>(from + column(r, j))), x);
-                *reinterpret_cast<float4*>(out + b * hidden + column(r, j)) = {x[0], x[1], x[2], x[3]};
+                unpack(__ldg(reinterpret_cast<const uint2*>(from + j * kChunk)), x);
+                *reinterpret_cast<float4*>(out + b * hidden + j * kChunk) = {x[0], x[1], x[2], x[3]};
             }
         }
         arrive(r);
@@ -38,49 +40,53 @@ struct ResidualNorm {
 
     __device__ __forceinline__ static bool add_norm(Loader& r) {
         const Geometry& g = r.c.plan.geometry;
-        const int hidden = g.hidden, layer = r.c.field(FIELD_LAYER), batch = r.c.plan.batch;
+        const int hidden = g.hidden, batch = r.c.plan.batch, column = r.thread() * 4;
         const bool local = r.names_local(FIELD_OUTPUT), adds = r.c.field(FIELD_INPUT_2) != BUFFER_NONE;
         uint2 weight[kResidualChunks];
 #pragma unroll
         for (int j = 0; j < kResidualChunks; ++j) {
-            if (column(r, j) < hidden) weight[j] = __ldg(reinterpret_cast<const uint2*>(r.weight() + column(r, j)));
+            if (exists(r, j)) weight[j] = __ldg(reinterpret_cast<const uint2*>(r.weight() + column + j * kChunk));
         }
         if (!r.agreed(!r.stages() || (r.wait_task() && (!local || r.open_input())))) return false;
 #pragma unroll 1
         for (int b = r.c.batch_begin(); b < r.c.batch_end(); ++b) {
             if (!r.live(b)) continue;
-            const float* in = r.buffer<const float>(FIELD_INPUT) + b * hidden;
-            const float* first = r.buffer<const float>(FIELD_INPUT_2) + b * hidden;
-            const float* second = r.buffer<const float>(FIELD_INPUT_3) + b * hidden;
+            const int at = b * hidden + column;
+            const float* in = r.buffer<const float>(FIELD_INPUT) + at;
+            const float* first = r.buffer<const float>(FIELD_INPUT_2) + at;
+            const float* second = r.buffer<const float>(FIELD_INPUT_3) + at;
             Values x;
             float4 a[kResidualChunks], m[kResidualChunks];
 #pragma unroll
             for (int j = 0; j < kResidualChunks; ++j) {
-                if (column(r, j) >= hidden) continue;
-                assign(load_fresh(in + column(r, j)), x[j]);
-                if (!adds) continue;
-                a[j] = load_fresh(first + column(r, j));
-                m[j] = load_fresh(second + column(r, j));
+                assign(load_fresh(in + j * kChunk, exists(r, j)), x[j]);
+                a[j] = load_fresh(first + j * kChunk, adds && exists(r, j));
+                m[j] = load_fresh(second + j * kChunk, adds && exists(r, j));
             }
             if (adds) {
 #pragma unroll
                 for (int j = 0; j < kResidualChunks; ++j) add(x[j], a[j]);
 #pragma unroll 1
                 for (int part = 1; part < r.c.field(FIELD_SPLIT); ++part) {
+                    first += batch * hidden;
 #pragma unroll
                     for (int j = 0; j < kResidualChunks; ++j) {
-                        if (column(r, j) < hidden) add(x[j], load_fresh(first + part * batch * hidden + column(r, j)));
+                        add(x[j], load_fresh(first + j * kChunk, exists(r, j)));
                     }
                 }
-                float* residual = r.buffer<float>(FIELD_OUTPUT_2) + b * hidden;
+                float* residual = r.buffer<float>(FIELD_OUTPUT_2) + at;
 #pragma unroll
                 for (int j = 0; j < kResidualChunks; ++j) {
-                    if (column(r, j) >= hidden) continue;
                     add(x[j], m[j]);
-                    *reinterpret_cast<float4*>(residual + column(r, j)) = {x[j][0], x[j][1], x[j][2], x[j][3]};
+                    if (!exists(r, j)) continue;
+                    *reinterpret_cast<float4*>(residual + j * kChunk) = {x[j][0], x[j][1], x[j][2], x[j][3]};
                 }
             }
-            norm(r, b, g, x, weight, local);
+            // The consumers' input has its rows in pieces of two chunks; OUTPUT has them whole.
+            static_assert(kPageColumns == 2 * kChunk, "two chunks a piece");
+            unsigned char* to = local ? r.memory.input_generic + b * kRowStride
+                                      : reinterpret_cast<unsigned char*>(r.buffer<bf16>(FIELD_OUTPUT) + b * hidden);
+            norm(r, g, x, weight, to + column * 2, local ? batch * kRowStride : kPageColumns * 2);
         }
         if (!local) {
             arrive(r);
@@ -88,7 +94,7 @@ struct ResidualNorm {
         }
         r.sync();
         if (r.thread() == 0) barrier_arrive(&r.shared().input_full);
-        r.input_layer = layer;
+        r.input_layer = r.c.field(FIELD_LAYER);
         return true;
     }
 
@@ -101,6 +107,11 @@ struct ResidualNorm {
         to[0] = low_half(pairs.x), to[1] = high_half(pairs.x), to[2] = low_half(pairs.y), to[3] = high_half(pairs.y);
     }
 
+    // Keeps the compiler from unpacking weights before the loop over rows: they would take twice the registers.
+    __device__ __forceinline__ static void keep_packed(uint2& pairs) {
+        asm volatile("" : "+r"(pairs.x), "+r"(pairs.y));
+    }
+
     __device__ __forceinline__ static void add(float (&to)[4], const float4& from) {
         to[0] += from.x, to[1] += from.y, to[2] += from.z, to[3] += from.w;
     }
@@ -108,50 +119,53 @@ struct ResidualNorm {
     // The sum of a value of every thread, in a fixed order. Consecutive calls use one half of the scratch and the
     // other.
     __device__ __forceinline__ static float total(Loader& r, float value) {
-        value = warp_sum(value);
+#pragma unroll 1
+        for (int o = 16; o > 0; o /= 2) value += __shfl_xor_sync(~0u, value, o);
         float* sums = r.shared().norm_sums[r.norm_turn];
         r.norm_turn ^= 1;
         if (r.lane == 0) sums[r.warp] = value;
         r.sync();
-        float sum = 0;
-#pragma unroll
-        for (int w = 0; w < kLoaderWarps; ++w) sum += sums[w];
-        return sum;
+        static_assert(kLoaderWarps == 4, "four sums");
+        const float4 four = *reinterpret_cast<const float4*>(sums);
+        return four.x + four.y + four.z + four.w;
     }
 
-    // norm(x) · weight, to the consumers or to OUTPUT.
-    __device__ __forceinline__ static void norm(Loader& r, int b, const Geometry& g, const Values& x,
-                                                const uint2 (&weight)[kResidualChunks], bool local) {
-        const float each = 1.0f / static_cast<float>(g.hidden);
-        float mean = 0, squares = 0;
-        if (g.layer_norm) {
-            float sum = 0;
-#pragma unroll
-            for (int j = 0; j < kResidualChunks; ++j) {
-                if (column(r, j) < g.hidden) sum += x[j][0] + x[j][1] + x[j][2] + x[j][3];
-            }
-            mean = total(r, sum) * each;
-        }
+    // norm(x) · weight. Chunk j goes to `to`, j / 2 pieces of `piece` bytes on, and to its second half where j is odd.
+    // Values that do not exist are 0.
+    __device__ __forceinline__ static void norm(Loader& r, const Geometry& g, Values& x,
+                                                uint2 (&weight)[kResidualChunks], unsigned char* to, int piece) {
+        const float each = __fdividef(1.0f, static_cast<float>(g.hidden));
+        if (g.layer_norm) centre(r, x, each);
+        float squares = 0;
 #pragma unroll
         for (int j = 0; j < kResidualChunks; ++j) {
-            if (column(r, j) >= g.hidden) continue;
 #pragma unroll
-            for (int e = 0; e < 4; ++e) squares += (x[j][e] - mean) * (x[j][e] - mean);
+            for (int e = 0; e < 4; ++e) squares += x[j][e] * x[j][e];
         }
         const float scale = rsqrtf(total(r, squares) * each + g.norm_eps);
 #pragma unroll
         for (int j = 0; j < kResidualChunks; ++j) {
-            if (column(r, j) >= g.hidden) continue;
+            if (!exists(r, j)) continue;
             float y[4];
+            keep_packed(weight[j]);
             unpack(weight[j], y);
 #pragma unroll
-            for (int e = 0; e < 4; ++e) y[e] *= (x[j][e] - mean) * scale;
-            const int at = column(r, j);
-            bf16* to = local ? reinterpret_cast<bf16*>(r.memory.input_generic +
-                                                       (at / kPageColumns * r.c.plan.batch + b) * kRowStride) +
-                                   at % kPageColumns
-                             : r.buffer<bf16>(FIELD_OUTPUT) + b * g.hidden + at;
-            *reinterpret_cast<uint2*>(to) = {pack(y[0], y[1]), pack(y[2], y[3])};
+            for (int e = 0; e < 4; ++e) y[e] *= x[j][e] * scale;
+            *reinterpret_cast<uint2*>(to + j / 2 * piece + j % 2 * kChunk * 2) = {pack(y[0], y[1]), pack(y[2], y[3])};
+        }
+    }
+
+    // Takes the mean away.
+    __device__ __forceinline__ static void centre(Loader& r, Values& x, float each) {
+        float sum = 0;
+#pragma unroll
+        for (int j = 0; j < kResidualChunks; ++j) sum += x[j][0] + x[j][1] + x[j][2] + x[j][3];
+        const float mean = total(r, sum) * each;
+#pragma unroll
+        for (int j = 0; j < kResidualChunks; ++j) {
+            const float some = exists(r, j) ? mean : 0;
+#pragma unroll
+            for (int e = 0; e < 4; ++e) x[j][e] -= some;
         }
     }
 

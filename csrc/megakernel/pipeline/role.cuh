@@ -2,7 +2,6 @@
 #pragma once
 
 #include "csrc/megakernel/device/barrier.cuh"
-#include "csrc/megakernel/device/block.cuh"
 #include "csrc/megakernel/pipeline/shared.cuh"
 
 namespace north_jax::megakernel::pipeline {
@@ -22,32 +21,17 @@ struct Cursor {
     }
 };
 
-// The slow ends of waits are functions of their own, so that the code that runs when nothing is late stays small: it
-// has to stay in the instruction cache, since whatever leaves it comes back from behind the stream of weights.
+// What runs in every layer has to stay in the instruction cache: beyond it, code comes at a tenth of its speed from
+// behind the stream of weights. So waits at barriers are a few instructions that know neither clock nor report; the
+// controller, which waits for the slowest warp of the block, looks after both (controller.cuh).
 
+// Of this warp, about a counter.
 __device__ __noinline__ inline void report_waiter(DeviceFault::Kind kind, int counter, uint32_t needed, uint32_t seen) {
-    const Shared& s = *reinterpret_cast<const Shared*>(block_memory());
+    const Shared& s = shared_of_block();
     const int warp = static_cast<int>(threadIdx.x) / 32;
     report_fault({s.patience.abort, s.patience.fault, s.patience.timeout_ns, static_cast<int>(blockIdx.x),
                   static_cast<int>(role_of_warp(warp)), s.task_of_warp[warp], s.step},
                  kind, counter, needed, seen);
-}
-
-__device__ __noinline__ inline bool wait_patiently(uint64_t* barrier, uint32_t parity) {
-    const Patience& p = reinterpret_cast<const Shared*>(block_memory())->patience;
-    uint64_t begin = 0;
-    for (int round = 0; !__all_sync(~0u, barrier_test(barrier, parity)); ++round) {
-        if (round % 16 != 0) continue;
-        if (begin == 0) begin = nanoseconds();
-        if (__any_sync(~0u, load_relaxed(p.abort) != 0)) return false;
-        // Longer than waits at counters, so that whoever keeps this block waiting is heard first.
-        if (__any_sync(~0u, nanoseconds() - begin > 2 * p.timeout_ns)) {
-            if (threadIdx.x % 32 == 0) report_waiter(DeviceFault::kBlocked, -1, 0, 0);
-            __syncwarp();
-            return false;
-        }
-    }
-    return true;
 }
 
 // Polls that see no change stay in flight while others follow: seeing an arrival then costs one latency, not one and a
@@ -57,7 +41,7 @@ __device__ __noinline__ inline bool wait_patiently(uint64_t* barrier, uint32_t p
 // put it, and is issued after the branch on the poll.
 __device__ __noinline__ inline bool poll_counters(int counter, int need, bool slice) {
     constexpr int kPollInterval = 50;  // ns
-    const Shared& s = *reinterpret_cast<const Shared*>(block_memory());
+    const Shared& s = shared_of_block();
     const uint32_t target = static_cast<uint32_t>(s.step + 1) * static_cast<uint32_t>(need);
     auto poll = [&] { return counter < 0 ? target : load_relaxed(s.patience.counters + counter); };
     uint32_t first = poll();
@@ -86,6 +70,15 @@ __device__ __noinline__ inline bool poll_counters(int counter, int need, bool sl
     }
 }
 
+// Counters up to `end`, of which this lane names the first and every 32nd after it.
+__device__ __noinline__ inline bool poll_range(int counter, int end, int need) {
+#pragma unroll 1
+    for (; __any_sync(~0u, counter < end); counter += 32) {
+        if (!poll_counters(counter < end ? counter : -1, need, false)) return false;
+    }
+    return true;
+}
+
 // What a role needs of its block. One a warp.
 struct Common {
     Context c;
@@ -101,12 +94,13 @@ struct Common {
         c.task = first_task();
     }
 
-    __device__ __forceinline__ Shared& shared() const { return *memory.shared; }
+    __device__ __forceinline__ static Shared& shared() { return shared_of_block(); }
     __device__ __forceinline__ int first_task() const { return shared().first_task - 1; }
 
     // Goes on to the next task of the list; `ended` says that there was none, and that the next one is the first again.
     // False after a fault.
     __device__ __forceinline__ bool next_task(bool* ended) {
+        forget();
         Shared& s = shared();
         *ended = c.task + 1 == s.end_task;
         if (place_ == kTasksOfSlot || (*ended && place_ > 0)) {
@@ -117,6 +111,7 @@ struct Common {
         }
         if (*ended) {
             c.task = first_task();
+            trace(TraceEvent::kTask, 0);
             if (lane == 0) s.task_of_warp[threadIdx.x / 32] = -1;
             return true;
         }
@@ -124,14 +119,19 @@ struct Common {
         c.fields = s.task[tasks_.slot][place_++].fields;
         ++c.task;
         if (lane == 0) s.task_of_warp[threadIdx.x / 32] = c.task;
+        trace(TraceEvent::kTask, 0);
         return true;
+    }
+
+    __device__ __forceinline__ const PipelineTask& task() const {
+        return *reinterpret_cast<const PipelineTask*>(c.fields);
     }
 
     // A buffer that the task names; `local` ones are this SM's.
     template <class T>
     __device__ __forceinline__ T* buffer(Field f) const {
         static_assert(FIELD_OUTPUT_2 - FIELD_INPUT == 4, "the order of PipelineTask::places");
-        const int place = reinterpret_cast<const PipelineTask*>(c.fields)->places[f - FIELD_INPUT];
+        const int place = task().places[f - FIELD_INPUT];
         return reinterpret_cast<T*>(c.batch.workspace + static_cast<int64_t>(place) * 16);
     }
     __device__ __forceinline__ bool names_local(Field f) const {
@@ -139,10 +139,8 @@ struct Common {
     }
 
     // The task's weight.
-    __device__ __forceinline__ const bf16* weight() const {
-        return static_cast<const bf16*>(reinterpret_cast<const PipelineTask*>(c.fields)->weight);
-    }
-    __device__ __forceinline__ int columns() const { return reinterpret_cast<const PipelineTask*>(c.fields)->columns; }
+    __device__ __forceinline__ const bf16* weight() const { return static_cast<const bf16*>(task().weight); }
+    __device__ __forceinline__ int columns() const { return task().columns; }
 
     __device__ __forceinline__ int parameter(int b, Row which) const { return memory.rows[b * kRowFields + which]; }
     __device__ __forceinline__ int position(int b) const { return parameter(b, ROW_POSITION); }
@@ -153,25 +151,33 @@ struct Common {
 
     // Waits for a phase of a barrier; false after a fault, to the whole warp.
     __device__ __forceinline__ bool wait(uint64_t* barrier, uint32_t parity) const {
-        return __all_sync(~0u, barrier_test(barrier, parity)) || wait_patiently(barrier, parity);
+        if (__all_sync(~0u, barrier_test(barrier, parity))) return true;
+        trace(TraceEvent::kBarrier, static_cast<int>(barrier - reinterpret_cast<uint64_t*>(&shared())));
+        do {
+            if (__any_sync(~0u, shared().aborted)) return false;
+        } while (!__all_sync(~0u, barrier_test(barrier, parity)));
+        trace(TraceEvent::kEnd, 0);
+        return true;
     }
 
     // The slice that this lane names; none where it is negative.
     __device__ __forceinline__ bool wait_slices(int slice) const {
         const int need = c.field(FIELD_SLICE_NEED);
         if (need == 0) return true;
-        return poll_counters(slice < 0 ? -1 : c.field(FIELD_SLICE_WAIT) + slice, need, true);
+        trace(TraceEvent::kCounter, c.field(FIELD_SLICE_WAIT));
+        const bool ok = poll_counters(slice < 0 ? -1 : c.field(FIELD_SLICE_WAIT) + slice, need, true);
+        trace(TraceEvent::kEnd, 0);
+        return ok;
     }
 
     // The task's WAIT.
     __device__ __forceinline__ bool wait_task() const {
         const int count = c.field(FIELD_WAIT_COUNT);
-#pragma unroll 1
-        for (int first = 0; first < count; first += 32) {
-            const int counter = first + lane < count ? c.field(FIELD_WAIT) + first + lane : -1;
-            if (!poll_counters(counter, c.field(FIELD_WAIT_NEED), false)) return false;
-        }
-        return true;
+        const int first = c.field(FIELD_WAIT);
+        trace(TraceEvent::kCounter, first);
+        const bool ok = poll_range(first + lane, first + count, c.field(FIELD_WAIT_NEED));
+        trace(TraceEvent::kEnd, 0);
+        return ok;
     }
 
     // Waits for the step after the last one; `ended` says that there is none. False after a fault.
@@ -182,9 +188,23 @@ struct Common {
         return true;
     }
 
+    // Records a moment of this warp, in builds for it.
+    __device__ __forceinline__ void trace(TraceEvent::Kind kind, int place) const {
+        tracer_.record(shared().trace, kind, c.step, c.task, place);
+    }
+
    private:
+    // Lane and warp as if they had changed: what follows from them is computed again in every task. All that the
+    // compiler would keep across tasks instead does not fit into the registers.
+    __device__ __forceinline__ void forget() {
+        asm volatile("" : "+r"(lane), "+r"(warp));
+        lane &= 31;
+        warp &= 15;
+    }
+
     Cursor tasks_;
     int place_ = 0;  // in the slot
+    mutable Tracer tracer_;
 };
 
 // A role whose warps do things together, at a named barrier of theirs.

@@ -12,41 +12,39 @@
 #pragma once
 
 #include "csrc/megakernel/device/barrier.cuh"
+#include "csrc/megakernel/device/block.cuh"
 #include "csrc/megakernel/device/context.cuh"
 #include "csrc/megakernel/division.h"
 #include "csrc/megakernel/operations/sample.cuh"
 #include "csrc/megakernel/pipeline/limits.h"
+#include "csrc/megakernel/pipeline/trace.cuh"
 
 namespace north_jax::megakernel::pipeline {
 
-enum class Role : int { kController, kProducer, kStorer, kLoader, kConsumer, kSide };
+enum class Role : int { kController, kProducer, kStorer, kLoader, kConsumer };
 
 constexpr int kStorerWarps = 2;  // tiles go to one and the other in turn
 constexpr int kMaxSums = 4;      // slots of sums
-constexpr int kSideWarps = 4;
-constexpr int kWarps = kConsumerWarps + 2 + kStorerWarps + kLoaderWarps + kSideWarps;
+// Sixteen: with more, a thread would have fewer than 128 registers, and what does not fit into them would wait for the
+// L2.
+constexpr int kWarps = kConsumerWarps + 2 + kStorerWarps + kLoaderWarps;
 constexpr int kThreads = kWarps * 32;
-// Warps of a block in order: consumers, controller, producer, storers, loader, side.
+// Warps of a block in order: consumers, controller, producer, storers, loader.
 constexpr int kControllerWarp = kConsumerWarps, kProducerWarp = kControllerWarp + 1;
 constexpr int kFirstStorer = kProducerWarp + 1, kFirstLoader = kFirstStorer + kStorerWarps;
-constexpr int kFirstSide = kFirstLoader + kLoaderWarps;
 __device__ constexpr Role role_of_warp(int warp) {
     return warp < kConsumerWarps     ? Role::kConsumer
            : warp == kControllerWarp ? Role::kController
            : warp == kProducerWarp   ? Role::kProducer
            : warp < kFirstLoader     ? Role::kStorer
-           : warp < kFirstSide       ? Role::kLoader
-                                     : Role::kSide;
+                                     : Role::kLoader;
 }
 constexpr int kTaskReaders = kWarps - 1;  // all but the controller
 
-constexpr int kRowBytes = kPageColumns * 2;
-constexpr int kRowStride = kRowBytes + 16;  // so that the rows of a fragment lie in different banks
 constexpr int kPageBytes = kTileRows * kRowStride;
 constexpr int kMaxPages = 7;
 constexpr int kBytesInFlight = 72 * 1024;  // that have not landed: more are latency for everybody's loads
 constexpr int kStages = 2;
-constexpr int kMinStageBytes = 4 * kRowStride;
 
 constexpr int kScoreStride = 80;  // floats of a head's scores of a page: 64 keys, 4 unused after every 16
 // Floats of a column of sums: 16 rows, and 4 against bank conflicts between columns.
@@ -79,7 +77,8 @@ struct KeyRange {
     int row, head, split, splits;
     int begin, end;  // positions whose keys are in pages
     int first_page, pages;
-    int has_self;  // the step's own key is this split's too
+    int first_entry;  // of the row's page table
+    int has_self;     // the step's own key is this split's too
 };
 
 // What waits need wherever they are.
@@ -107,15 +106,20 @@ struct Shared {
     int step;
     int first_task, end_task;
     alignas(16) float scores[2][kQueryHeads * kScoreStride];
-    float self_score[2][kQueryHeads];  // of the key of this very step
-    float norm_sums[2][kLoaderWarps];
-    Best best[kMaxBatch];
+    float self_score[2][kQueryHeads];  // of the key of this very step; scores are those of 2^x
+    alignas(16) float norm_sums[2][kLoaderWarps];
+    Best best[kStorerWarps][kMaxBatch];
     RoutingTable routing[2];
-    alignas(16) float combined[kSideWarps / 2][kHeadDim];
-    uint32_t live_rows;  // that the step began with: bit b, row b
+    alignas(16) float combined[kHeadDim];
+    int attention_items[2];  // of the step's full layers, and of its sliding ones
+    uint32_t live_rows;      // that the step began with: bit b, row b
     uint32_t decision;
     bool ended;
+    volatile bool aborted;  // after a fault, here or in another block
+    TraceTarget trace;
 };
+
+__device__ __forceinline__ Shared& shared_of_block() { return *reinterpret_cast<Shared*>(block_memory()); }
 
 // Of one row as a step begins: its parameters, cosine and sine of its position, the pages that it lies in.
 constexpr int kRotationBytes = kHeadDim / 2 * static_cast<int>(sizeof(float2));
@@ -139,7 +143,7 @@ __host__ __device__ constexpr Layout layout(int batch, int hidden, int total) {
     Layout l{};
     l.batch = batch;
     l.input_bytes = (hidden + kPageColumns - 1) / kPageColumns * batch * kRowStride;
-    l.stage_bytes = batch * kRowStride > kMinStageBytes ? batch * kRowStride : kMinStageBytes;
+    l.stage_bytes = stage_bytes(batch);
     l.sums_bytes = kConsumerWarps * batch * sums_stride(batch) * 4;
     l.sums = batch <= 2 ? kMaxSums : kStorerWarps;
     const int fixed = align(sizeof(Shared)) + align(batch * kRowBytesOfStep) + align(l.input_bytes) +
@@ -152,7 +156,6 @@ __host__ __device__ constexpr Layout layout(int batch, int hidden, int total) {
 
 // Where the parts of a block's shared memory begin.
 struct Memory {
-    Shared* shared;
     int32_t* rows;           // [batch, kRowFields]
     float2* rotation;        // [batch, kHeadDim / 2]
     int32_t* pages_of_rows;  // [batch, 2]: full, sliding
@@ -166,7 +169,6 @@ struct Memory {
     Layout layout;
 
     __device__ __forceinline__ Memory(unsigned char* base, const Layout& l) : layout(l) {
-        shared = reinterpret_cast<Shared*>(base);
         unsigned char* next = base + align(sizeof(Shared));
         rotation = reinterpret_cast<float2*>(next);
         rows = reinterpret_cast<int32_t*>(next + l.batch * kRotationBytes);

@@ -104,6 +104,7 @@ inline unsigned __ballot_sync(unsigned, bool value) {
     });
 }
 inline bool __all_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) == ~0u; }
+inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<uint64_t>(a) * b >> 32; }
 inline bool __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
 inline int __reduce_add_sync(unsigned, int value) {
     return fibers::exchange("reduce_add", value, [](auto of) {

@@ -6,43 +6,18 @@
 // the fault, and the pages of each layer.
 #include "arrays.h"
 #include "csrc/megakernel/pipeline/kernel.cu"
+#include "csrc/megakernel/pipeline/names.cuh"
 #include "csrc/megakernel/pipeline/tasks.h"
 
 using namespace north_jax::megakernel;
 
 namespace {
 
-constexpr const char* kRoles[] = {"controller", "producer", "storer", "loader", "consumer", "side"};
-
 // The name of a barrier among those of a block.
 std::string name_of_barrier(const fibers::Block& block, const void* at) {
-    using pipeline::Shared;
-    const auto& s = *reinterpret_cast<const Shared*>(block.memory);
-    const std::pair<const char*, std::pair<const uint64_t*, int>> arrays[] = {
-        {"page_full", {s.page_full, pipeline::kMaxPages}},
-        {"page_empty", {s.page_empty, pipeline::kMaxPages}},
-        {"stage_full", {s.stage_full, pipeline::kStages}},
-        {"stage_empty", {s.stage_empty, pipeline::kStages}},
-        {"input_full", {&s.input_full, 1}},
-        {"input_empty", {&s.input_empty, 1}},
-        {"sums_full", {s.sums_full, pipeline::kMaxSums}},
-        {"sums_empty", {s.sums_empty, pipeline::kMaxSums}},
-        {"routing_full", {s.routing_full, 2}},
-        {"routing_empty", {s.routing_empty, 2}},
-        {"scores_ready", {&s.scores_ready, 1}},
-        {"head_stored", {&s.head_stored, 1}},
-        {"step_begins", {&s.step_begins, 1}},
-        {"tasks_full", {s.tasks_full, pipeline::kTaskSlots}},
-        {"tasks_empty", {s.tasks_empty, pipeline::kTaskSlots}},
-    };
-    for (const auto& [name, array] : arrays) {
-        const auto [first, count] = array;
-        const auto* barrier = static_cast<const uint64_t*>(at);
-        if (barrier >= first && barrier < first + count) {
-            return std::string(name) + "[" + std::to_string(barrier - first) + "]";
-        }
-    }
-    return "another barrier";
+    const auto& s = *reinterpret_cast<const pipeline::Shared*>(block.memory);
+    const std::string name = pipeline::barrier_name(s, static_cast<const uint64_t*>(at));
+    return name.empty() ? "another barrier" : name;
 }
 
 Geometry geometry_of(const std::vector<int32_t>& sizes, const std::vector<float>& reals) {
@@ -134,7 +109,7 @@ int main(int argc, char** argv) {
     fibers::seed = options[2];
     fibers::shared_memory = static_cast<int>(options[4]);
     fibers::limit_ns = 100 * quantum.timeout_ns + 1'000'000'000;
-    fibers::name_of_warp = [](int warp) { return kRoles[static_cast<int>(pipeline::role_of_warp(warp))]; };
+    fibers::name_of_warp = pipeline::role_name;
     fibers::name_of_place = name_of_barrier;
     fibers::invoke = [](void** a) {
         pipeline::decode_kernel(*static_cast<DevicePlan*>(a[0]), *static_cast<DeviceWords*>(a[1]),

@@ -29,7 +29,10 @@ template <class T>
 void store_release_system(T* p, T value) {
     *p = value;
 }
-inline float4 load_fresh(const float* p) { return *reinterpret_cast<const float4*>(p); }
+inline float4 load_fresh(const float* p, bool exists = true) {
+    return exists ? *reinterpret_cast<const float4*>(p) : float4{0, 0, 0, 0};
+}
+inline float2 load_fresh_two(const float* p) { return *reinterpret_cast<const float2*>(p); }
 inline uint64_t nanoseconds() { return fibers::machine->now; }
 
 }  // namespace north_jax::megakernel

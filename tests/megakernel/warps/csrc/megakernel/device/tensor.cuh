@@ -16,6 +16,10 @@ inline uint32_t load_shared(uint32_t address) {
     fibers::require(address % 4 == 0, "a word that is not aligned");
     return *reinterpret_cast<const uint32_t*>(fibers::memory_at(address));
 }
+inline void clear_shared(uint32_t address) {
+    fibers::require(address % 16 == 0, "sixteen bytes that are not aligned");
+    std::memset(fibers::memory_at(address), 0, 16);
+}
 inline FragmentA load_matrices(uint32_t address) {
     fibers::require(address % 16 == 0, "a row of a matrix that is not aligned");
     return fibers::exchange("ldmatrix", address, [](auto of) {
