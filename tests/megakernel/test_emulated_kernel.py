@@ -111,6 +111,7 @@ class Emulator:
         size: int | None = None,
         shared_memory: int = SHARED_MEMORY,
         stop: bool = False,
+        counter_origin: int = 0,
     ) -> Result:
         """One quantum of a batch of `size` rows, those after `rows` idle."""
         config, size = self.config, size or len(rows)
@@ -119,7 +120,7 @@ class Emulator:
             schedule = build(config, batch=size, sms=sms, dtype=jnp.bfloat16, order=order)
         options = (
             *(size, steps, seed, timeout_ns, shared_memory),
-            *(len(schedule.queue_names), schedule.workspace.bytes, stop),
+            *(len(schedule.queue_names), schedule.workspace.bytes, stop, counter_origin),
         )
         arrays = [
             np.array(sizes_of(config), np.int32),
@@ -252,6 +253,17 @@ def test_no_interleaving_changes_a_bit(emulator, seeds):
     assert len(set(results.values())) == 1
 
 
+def test_counters_may_wrap(emulator):
+    """Within the first step and the second; and go on from the largest positive number."""
+    batch = batch_of(CONFIG, [64])
+    results = set()
+    for origin in (0, 2**32 - 3, 2**31 - 1):
+        result = emulator.run(batch, batch.rows, 2, counter_origin=origin)
+        assert result.fault["kind"] == NONE
+        results.add((result.logits.tobytes(), result.entries.tobytes(), *(pages.tobytes() for pages in result.pages)))
+    assert len(results) == 1
+
+
 def test_a_row_without_a_page_ends_the_quantum(emulator):
     """In the middle of attention, with everything in flight: every role finds its way out, and copies land."""
     batch = batch_of(CONFIG, [130, 64])
@@ -268,6 +280,20 @@ def test_a_row_without_a_page_ends_the_quantum(emulator):
 def task_of(schedule: Schedule, opcode: Opcode) -> int:
     """The operation's last task."""
     return int(np.flatnonzero(schedule.tasks[:, Field.OPCODE] == opcode)[-1])
+
+
+@pytest.mark.parametrize("origin", [0, 2**32 - 1])
+def test_a_report_counts_the_arrivals_of_the_step(emulator, origin):
+    """Wherever counters begin: of what the step's end needs, one arrival is missing."""
+    batch = batch_of(CONFIG, [64])
+    schedule = build(CONFIG, batch=1, sms=SMS, dtype=jnp.bfloat16, order=select(1, 65))
+    number, tasks = task_of(schedule, Opcode.END_STEP), np.array(schedule.tasks)
+    need = tasks[number, Field.WAIT_NEED]
+    tasks[number, Field.WAIT_NEED] += 1
+    faulty = dataclasses.replace(schedule, tasks=tasks)
+    fault = emulator.run(batch, batch.rows, 2, schedule=faulty, timeout_ns=10**6, counter_origin=origin).fault
+    assert (fault["kind"], fault["task"], fault["counter"]) == (WAIT, number, tasks[number, Field.WAIT])
+    assert (fault["seen"], fault["needed"]) == (need, need + 1)
 
 
 @pytest.mark.parametrize(

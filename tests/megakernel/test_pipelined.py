@@ -6,6 +6,7 @@ The numbers come from what the platform has: the CPU executor, or the pipelined 
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import jax
@@ -58,15 +59,19 @@ step = jax.jit(decode_step, static_argnums=0)
 def reasons(config: Config, *, batch: int, dtype: str = "bfloat16", **options) -> str:
     """Why the pipelined kernel would not run a schedule; weights are addresses that nobody reads."""
     assert native is not None
+    params = jax.eval_shape(lambda: tiny_params(config))
+    shapes = {number: array.shape for number, (_, array) in binding._weights(config, params)}
+    numbers = range((config.num_hidden_layers + 1) * len(Weight))
     engine = native.DecodeEngine(
         platform="cpu",
         dtype=dtype,
         geometry=binding._geometry(config),
-        weights=[(0, 0, 0)] * ((config.num_hidden_layers + 1) * len(Weight)),
+        weights=[(64, math.prod(shapes[n][:-1]), shapes[n][-1]) if n in shapes else (0, 0, 0) for n in numbers],
         frequencies=[0.0] * (config.head_dim // 2),
         owner=config,
     )
-    return engine.not_pipelined(binding.add_schedule(engine, build(config, batch=batch, **{"sms": 128} | options)))
+    schedule = build(config, batch=batch, dtype=dtype, **{"sms": 128} | options)
+    return engine.not_pipelined(binding.add_schedule(engine, schedule))
 
 
 @pytest.mark.parametrize("batch", range(1, 9))

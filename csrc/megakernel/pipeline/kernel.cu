@@ -167,6 +167,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         memory.shared->live_rows = live_rows(plan, batch);
         memory.shared->patience = {words.abort, fault, words.counters, quantum.timeout_ns};
         memory.shared->step = 0;
+        memory.shared->counter_origin = quantum.counter_origin;
         for (int& task : memory.shared->task_of_warp) task = -1;
         memory.shared->first_task = plan.begin[blockIdx.x];
         memory.shared->end_task = plan.begin[blockIdx.x + 1];

@@ -105,6 +105,7 @@ struct Shared {
     Patience patience;
     int task_of_warp[kWarps];  // for reports; -1 between steps
     int step;
+    uint32_t counter_origin;  // beside `step`: waits load both at once
     int first_task, end_task;
     alignas(16) float scores[2][kQueryHeads * kScoreStride];
     float self_score[2][kQueryHeads];  // of the key of this very step
