@@ -1,7 +1,7 @@
 // The words that SMs synchronise through, and where they lie in device memory.
 //
-// Who polls a counter shares its sector of the L2 with nobody but those who arrive there. Each word that all SMs poll or
-// add to has a line.
+// Who polls a counter shares its sector of the L2 with nobody but those who arrive there. Each word that all SMs poll
+// or add to has a line.
 #pragma once
 
 #include <cstdint>

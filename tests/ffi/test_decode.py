@@ -263,8 +263,7 @@ def test_an_arrival_that_nobody_brings_is_reported(engine, batch, origin):
     tasks = SCHEDULE.tasks.copy()
     end = np.flatnonzero(tasks[:, abi.Field.OPCODE] == abi.Opcode.END_STEP)[0]  # nobody else waits for its counter
     counter = tasks[end, abi.Field.WAIT]
-    arrives = (tasks[:, abi.Field.ARRIVE] == counter) & (tasks[:, abi.Field.ARRIVE_COUNT] > 0)
-    task = np.flatnonzero(arrives)[0]
+    task = np.flatnonzero((tasks[:, abi.Field.ARRIVE] == counter) & (tasks[:, abi.Field.ARRIVE_COUNT] > 0))[0]
     brought = tasks[task, abi.Field.ARRIVE_COUNT]
     tasks[task, [abi.Field.ARRIVE, abi.Field.ARRIVE_COUNT]] = 0
     name, need = SCHEDULE.counter_names[counter], SCHEDULE.counter_needs[counter]
@@ -321,7 +320,9 @@ REFUSED = {
         f"{SCHEDULE.counter_names[AWAITED]}, {SCHEDULE.counter_needs[AWAITED]}",
     ),
     "pool": (
-        with_field(np.flatnonzero(SCHEDULE.tasks[:, abi.Field.OPCODE] == abi.Opcode.ATTN_DECODE)[-1], abi.Field.POOL, 9),
+        with_field(
+            np.flatnonzero(SCHEDULE.tasks[:, abi.Field.OPCODE] == abi.Opcode.ATTN_DECODE)[-1], abi.Field.POOL, 9
+        ),
         "expected 0 to 1: a layer's pages",
     ),
 }

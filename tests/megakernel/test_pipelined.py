@@ -155,6 +155,23 @@ def test_one_batch_gives_the_same_bits_again():
     assert len(results) == 1
 
 
+def test_counters_may_wrap():
+    config = tiny_config(**SIZES, num_hidden_layers=2)
+    params = jax.tree.map(lambda a: a.astype(jnp.bfloat16), tiny_params(config, seed=1))
+    batch = start(config, (130, 0, WINDOW), room=8, seed=2, dtype=jnp.bfloat16)
+    results = set()
+    for origin in (0, 2**32 - 3, 2**31 - 1):
+        decoder = MegakernelDecoder(
+            config, params, slots=batch.slots, max_context=batch.max_context, sms=8, counter_origin=origin
+        )
+        decoder.compile(batch.cache(), batch.tables)
+        if PLATFORM == "cuda":
+            assert decoder.not_pipelined() == {}
+        run = Quanta(decoder, batch).run(3)
+        results.add((str(run.steps), decoder.logits().tobytes(), *(np.asarray(pages).tobytes() for pages in run.cache)))
+    assert len(results) == 1
+
+
 @pytest.mark.slow  # on a CPU
 @pytest.mark.parametrize("ending", [0, 1, 3])
 def test_rows_that_end_leave_the_others_alone(ending):
