@@ -17,6 +17,7 @@ using megakernel::DevicePlan;
 using megakernel::DeviceWords;
 using megakernel::PipelineTask;
 using megakernel::TaskLists;
+using megakernel::WordLayout;
 
 namespace {
 
@@ -63,25 +64,23 @@ struct CudaPlatform::Plan {
     Plan(const TaskLists& lists, const megakernel::Model& model, bool pipelined)
         : tasks(pipelined ? upload(megakernel::pipeline::pipeline_tasks(lists, model)) : upload(lists.tasks)),
           begin(lists.begin.data(), lists.begin.size() * sizeof(int32_t)),
-          words(nullptr, (lists.counter_needs.size() + lists.queue_names.size() + 3) * sizeof(uint32_t)) {
+          layout{static_cast<int64_t>(lists.counter_needs.size()), static_cast<int64_t>(lists.queue_names.size())},
+          words(nullptr, layout.words() * sizeof(uint32_t)),
+          view(layout.in(words.as<uint32_t>())) {
         plan.pipelined = pipelined;
         plan.tasks = pipelined ? nullptr : tasks->as<int32_t>();
         plan.pipeline_tasks = pipelined ? tasks->as<PipelineTask>() : nullptr;
-        uint32_t* word = words.as<uint32_t>();
-        view.counters = word;
-        view.claims = word += lists.counter_needs.size();
-        view.decision = word += lists.queue_names.size();
-        view.abort = word + 1;
-        view.exited = word + 2;
     }
 
     std::unique_ptr<DeviceMemory> tasks;
-    DeviceMemory begin, words;
+    DeviceMemory begin;
+    WordLayout layout;
+    DeviceMemory words;
     DeviceWords view;
     DevicePlan plan;
 };
 
-DeviceMemory::DeviceMemory(const void* values, size_t bytes) : bytes_(bytes) {
+DeviceMemory::DeviceMemory(const void* values, size_t bytes) {
     check(cudaMalloc(&data_, std::max<size_t>(bytes, 1)), "memory for the decode plan");
     cudaError_t status =
         values ? cudaMemcpy(data_, values, bytes, cudaMemcpyHostToDevice) : cudaMemset(data_, 0, bytes);
@@ -154,9 +153,10 @@ std::string CudaPlatform::launch(const Quantum& quantum, const megakernel::Batch
         batch.rows,      batch.full_table, batch.sliding_table, batch.full_entries, batch.sliding_entries,
         batch.workspace, batch.counts,     batch.biases,        batch.masks,        {}};
     std::copy(batch.pools.begin(), batch.pools.end(), view.pools);
+    const uint32_t origin = quantum.options.counter_origin;
     const megakernel::Quantum run = {quantum.number, quantum.steps,
-                                     static_cast<uint64_t>(quantum.options.timeout_s * 1e9)};
-    cudaError_t status = cudaMemsetAsync(plan.words.as<void>(), 0, plan.words.bytes(), stream);
+                                     static_cast<uint64_t>(quantum.options.timeout_s * 1e9), origin};
+    cudaError_t status = megakernel::reset_words(plan.words.as<uint32_t>(), plan.layout, origin, stream);
     // The histograms are zero when a step begins: within a quantum SAMPLE_DRAW sees to it.
     const megakernel::BufferPlace& search = quantum.lists->buffers[megakernel::BUFFER_SEARCH];
     if (status == cudaSuccess) {
@@ -183,8 +183,7 @@ std::string CudaPlatform::report() const {
         case DeviceFault::kWait:
         case DeviceFault::kSliceWait:
             return where + task + " waited in vain for " + megakernel::describe_counter(*lists_, fault.counter) + ": " +
-                   std::to_string(fault.seen) + " of " + std::to_string(fault.needed) +
-                   " arrivals since the quantum began";
+                   std::to_string(fault.seen) + " of " + std::to_string(fault.needed) + " arrivals";
         case DeviceFault::kStepEnd:
             return where + " waited in vain for the step's end";
         case DeviceFault::kRingFull:

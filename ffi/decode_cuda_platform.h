@@ -26,11 +26,9 @@ class DeviceMemory {
     T* as() const {
         return static_cast<T*>(data_);
     }
-    size_t bytes() const { return bytes_; }
 
    private:
     void* data_ = nullptr;
-    size_t bytes_;
 };
 
 // One object in pinned host memory that the device sees too, zeroed.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "csrc/megakernel/pipeline/limits.h"
+#include "csrc/reference/validate.h"
 
 namespace north_jax {
 namespace {
@@ -67,19 +68,12 @@ std::shared_ptr<DecodeEngine> DecodeEngine::find(int64_t id) {
 }
 
 int32_t DecodeEngine::add_schedule(TaskLists lists) {
-    require(
-        1 <= lists.batch && lists.batch <= megakernel::kMaxRows,
-        "a schedule of " + std::to_string(lists.batch) + " rows, the most are " + std::to_string(megakernel::kMaxRows));
-    const auto tasks = static_cast<int64_t>(lists.tasks.size()) / megakernel::kDescriptorFields;
-    require(lists.sms() >= 1 && lists.begin.front() == 0 && lists.begin.back() == tasks &&
-                std::is_sorted(lists.begin.begin(), lists.begin.end()),
-            "begin must rise from 0 to the number of tasks, " + std::to_string(tasks));
-    require(lists.counter_names.size() == lists.counter_needs.size(),
-            std::to_string(lists.counter_names.size()) + " counter names for " +
-                std::to_string(lists.counter_needs.size()) + " counters");
+    const std::string wrong = megakernel::validate_lists(model_, lists);
+    require(wrong.empty(), wrong);
+    const auto schedule = std::make_shared<const TaskLists>(std::move(lists));
     const std::lock_guard lock(mutex_);
-    schedules_.push_back(std::make_shared<const TaskLists>(std::move(lists)));
-    platform_->prepare(*schedules_.back());
+    platform_->prepare(*schedule);
+    schedules_.push_back(schedule);
     return static_cast<int32_t>(schedules_.size()) - 1;
 }
 

@@ -42,7 +42,7 @@ class DecodeEngine {
     const megakernel::Model& model() const { return model_; }
     DecodePlatform& platform() { return *platform_; }
 
-    // Throws std::invalid_argument for lists whose sizes do not fit together. Gives the schedule's number.
+    // Throws std::invalid_argument for lists that do not fit the model or each other. Gives the schedule's number.
     int32_t add_schedule(megakernel::TaskLists lists);
 
     // "" or why the pipelined CUDA kernel would not run a schedule. Throws std::invalid_argument for one that was not

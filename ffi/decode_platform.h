@@ -15,7 +15,7 @@ class DecodePlatform {
 
     virtual megakernel::Channel& channel() = 0;
 
-    // Makes ready to run these lists. They outlive the platform.
+    // Makes ready to run these lists, which were found sound. They outlive the platform.
     virtual void prepare(const megakernel::TaskLists&) {}
 
     // Whether a quantum that was launched has not ended. Where calls run to their end, none is ever left.

@@ -8,6 +8,7 @@
 #include "csrc/megakernel/channel.h"
 #include "csrc/megakernel/pipeline/tasks.h"
 #include "csrc/megakernel/plan.h"
+#include "csrc/megakernel/words.h"
 
 namespace north_jax::megakernel {
 
@@ -32,15 +33,6 @@ struct DevicePlan {
     int32_t window;  // of sliding layers, for the pipelined kernel
 };
 
-// Words that the SMs synchronise through, in device memory; zeroed on the stream before every launch.
-struct DeviceWords {
-    uint32_t* counters;  // [counters]
-    uint32_t* claims;    // [queues]
-    uint32_t* decision;  // [1]: 2 · steps ended, and 1 more once the quantum has ended
-    uint32_t* abort;     // [1]: not 0 once a wait has timed out anywhere
-    uint32_t* exited;    // [1]: blocks that are done
-};
-
 // What the first wait that timed out was waiting for; kind 0: nothing went wrong. Pinned, mapped host memory.
 struct DeviceFault {
     enum Kind : uint32_t {
@@ -58,7 +50,7 @@ struct DeviceFault {
     int32_t role;  // of the warp
     int32_t task;  // row in `tasks`, -1 for none
     int32_t counter;
-    uint32_t needed;
+    uint32_t needed;  // arrivals of this step, where it waited for a counter
     uint32_t seen;
     int32_t step;
 };
@@ -80,11 +72,15 @@ struct DeviceBatch {
 struct Quantum {
     uint32_t number;
     int32_t steps;
-    uint64_t timeout_ns;  // of one wait
+    uint64_t timeout_ns;      // of one wait
+    uint32_t counter_origin;  // what the counters begin with: they are compared by difference
 };
 
 // "" or why this device or model cannot run the kernel.
 const char* unsupported(const Geometry& geometry, int32_t batch);
+
+// Enqueues what makes the words ready for a launch: counters at `origin`, all else zero.
+cudaError_t reset_words(uint32_t* words, const WordLayout& layout, uint32_t origin, cudaStream_t stream);
 
 // Enqueue one quantum: a cooperative launch of plan.sms blocks. `channel` and `fault` are device addresses of mapped
 // memory. The plain kernel runs any lists, in float32 too; the pipelined one is the fast one.

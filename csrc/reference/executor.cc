@@ -164,7 +164,7 @@ class Quantum {
 
 std::string run_quantum(const Model& model, const TaskLists& lists, const Batch& batch, Channel& channel,
                         uint32_t quantum, int32_t steps, const ExecutorOptions& options) {
-    std::string fault = validate(model, lists, batch, steps);
+    std::string fault = validate_batch(model, lists, batch, steps);
     if (fault.empty()) {
         try {
             Context context(model, lists, batch, channel, quantum, steps, options);

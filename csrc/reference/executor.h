@@ -16,8 +16,9 @@ struct ExecutorOptions {
     uint32_t counter_origin = 0;  // value of every counter before the first step: they are compared by difference
 };
 
-// Runs up to `steps` steps. Gives "" or, after a fault, what was wrong: the task, and for a wait that ended without
-// success who waits for which counter and who has not arrived. After a fault the buffers of the batch hold anything.
+// Runs up to `steps` steps of lists that `validate_lists` takes. Gives "" or, after a fault, what was wrong: the task,
+// and for a wait that ended without success who waits for which counter and who has not arrived. After a fault the
+// buffers of the batch hold anything.
 std::string run_quantum(const Model& model, const TaskLists& lists, const Batch& batch, Channel& channel,
                         uint32_t quantum, int32_t steps, const ExecutorOptions& options);
 

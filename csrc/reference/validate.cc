@@ -100,7 +100,19 @@ std::string check_sampling(const Model& model, const Batch& batch, int32_t row) 
     return wrong;
 }
 
-std::string check_batch(const Model& model, const TaskLists& lists, const Batch& batch, int32_t steps) {
+}  // namespace
+
+std::string validate_lists(const Model& model, const TaskLists& lists) {
+    std::string wrong = check_model(model);
+    if (wrong.empty()) wrong = check_lists(model, lists);
+    for (int32_t task = 0; wrong.empty() && task < lists.begin.back(); ++task) {
+        const std::string found = validate_task(model, lists, task);
+        if (!found.empty()) wrong = text(describe(lists, task), ": ", found);
+    }
+    return wrong;
+}
+
+std::string validate_batch(const Model& model, const TaskLists& lists, const Batch& batch, int32_t steps) {
     if (steps < 1) return text(steps, " steps, expected at least one");
     if (batch.full_entries < 0 || batch.sliding_entries < 0) return "a page table of negative size";
     for (int32_t row = 0; row < lists.batch; ++row) {
@@ -115,19 +127,6 @@ std::string check_batch(const Model& model, const TaskLists& lists, const Batch&
     }
     const auto pools = static_cast<int32_t>(batch.pools.size());
     return pools == model.geometry.layers ? "" : text(pools, " pools for ", model.geometry.layers, " layers");
-}
-
-}  // namespace
-
-std::string validate(const Model& model, const TaskLists& lists, const Batch& batch, int32_t steps) {
-    std::string wrong = check_model(model);
-    if (wrong.empty()) wrong = check_lists(model, lists);
-    if (wrong.empty()) wrong = check_batch(model, lists, batch, steps);
-    for (int32_t task = 0; wrong.empty() && task < lists.begin.back(); ++task) {
-        const std::string found = validate_task(model, lists, batch, task);
-        if (!found.empty()) wrong = text(describe(lists, task), ": ", found);
-    }
-    return wrong;
 }
 
 CounterRange arrivals_of(const Geometry& g, const int32_t* fields) {

@@ -1,4 +1,5 @@
-// Checks before a quantum: nothing in a model, its task lists or a batch's rows may lead the executor astray.
+// Checks before a quantum: nothing in a model, its task lists or a batch's rows may lead the executor astray, or a
+// kernel.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +9,12 @@
 
 namespace north_jax::megakernel {
 
-// "", or what is wrong. What lies in buffers, page tables and the workspace is checked where it is read.
-std::string validate(const Model& model, const TaskLists& lists, const Batch& batch, int32_t steps);
+// "", or what is wrong with a model or with task lists for it.
+std::string validate_lists(const Model& model, const TaskLists& lists);
+
+// The same of a batch in memory of the host, for lists that were found sound. What lies in buffers, page tables and the
+// workspace is checked where it is read.
+std::string validate_batch(const Model& model, const TaskLists& lists, const Batch& batch, int32_t steps);
 
 // Counters that a task arrives at; those of dynamic tasks depend on lengths or routing. The descriptor may hold
 // anything.

@@ -16,11 +16,10 @@ struct Refusal {
 
 class TaskCheck {
    public:
-    TaskCheck(const Model& model, const TaskLists& lists, const Batch& batch, int32_t task)
+    TaskCheck(const Model& model, const TaskLists& lists, int32_t task)
         : model_(model),
           g_(model.geometry),
           lists_(lists),
-          batch_(batch),
           task_(task),
           fields_(&lists.tasks[int64_t{task} * kDescriptorFields]),
           opcode_(fields_[FIELD_OPCODE]) {}
@@ -127,7 +126,7 @@ class TaskCheck {
         buffer(FIELD_INPUT_3, operands.input_3);
         buffer(FIELD_OUTPUT, operands.output);
         buffer(FIELD_OUTPUT_2, operands.output_2);
-        if (reads(FIELD_POOL)) expect(FIELD_POOL, 0, int64_t(batch_.pools.size()) - 1, "a layer's pages");
+        if (reads(FIELD_POOL)) expect(FIELD_POOL, 0, g_.layers - 1, "a layer's pages");
         if (reads(FIELD_WINDOW)) expect(FIELD_WINDOW, 0, kMaxPosition, "keys, 0 for all");
         if (reads(FIELD_DEALERS)) expect(FIELD_DEALERS, 1, 1 << 16, "tasks that share the work");
         if (reads(FIELD_DEALER)) expect(FIELD_DEALER, 0, at(FIELD_DEALERS) - 1, "one of the DEALERS");
@@ -281,7 +280,6 @@ class TaskCheck {
     const Model& model_;
     const Geometry& g_;
     const TaskLists& lists_;
-    const Batch& batch_;
     const int32_t task_;
     const int32_t* fields_;
     const int32_t opcode_;
@@ -289,9 +287,9 @@ class TaskCheck {
 
 }  // namespace
 
-std::string validate_task(const Model& model, const TaskLists& lists, const Batch& batch, int32_t task) {
+std::string validate_task(const Model& model, const TaskLists& lists, int32_t task) {
     try {
-        TaskCheck(model, lists, batch, task).run();
+        TaskCheck(model, lists, task).run();
         return "";
     } catch (const Refusal& refusal) {
         return refusal.what;

@@ -8,7 +8,7 @@
 
 namespace north_jax::megakernel {
 
-// "", or what is wrong, without the task's name. The model, the layout and the batch were found sound before.
-std::string validate_task(const Model& model, const TaskLists& lists, const Batch& batch, int32_t task);
+// "", or what is wrong, without the task's name. The model and the layout were found sound before.
+std::string validate_task(const Model& model, const TaskLists& lists, int32_t task);
 
 }  // namespace north_jax::megakernel

@@ -3,10 +3,10 @@
     python -m north_jax.bench soak --out result.json
 
 Requests of random lengths, draws and stop tokens join and leave eight slots; some are cancelled and quanta are stopped
-while they run, from the thread that takes the tokens. Counters of each quantum begin --counter-origin, just below their
-wrap-around, where the platform supports that. After each part, some answers are decoded again: among strangers in
-batches of the same sizes, which must give the same tokens, and alone, which is reported. A part that is in the file is
-not run again. Exits with 1 if an answer differs or a page is lost.
+while they run, from the thread that takes the tokens. Counters of each quantum begin at --counter-origin, just below
+their wrap-around. After each part, some answers are decoded again: among strangers in batches of the same sizes, which
+must give the same tokens, and alone, which is reported. A part that is in the file is not run again. Exits with 1 if an
+answer differs or a page is lost.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .weights import random_params
 
 SLOTS = 8
 MOST_STEPS = 64  # of a quantum
-ORIGIN = 2**32 - 1000
+ORIGIN = 0xFFFFFFFF - 1000
 
 
 @dataclasses.dataclass
@@ -63,20 +63,6 @@ class Request:
         )
 
 
-class AtOrigin:
-    """An engine whose counters begin at `origin` in every quantum."""
-
-    def __init__(self, engine: Any, origin: int) -> None:
-        self._engine, self._origin = engine, origin
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def queue(self, schedule: int, steps: int, **options: Any) -> int:
-        number: int = self._engine.queue(schedule, steps, **options, counter_origin=self._origin)
-        return number
-
-
 class Soak:
     """A decoder and its slots."""
 
@@ -87,9 +73,8 @@ class Soak:
         self._paged: PagedRows = self._rows.tables([])
         self._cache: KVCache = self._rows.cache(params["embed"].dtype)
         self.free = self._paged.free
-        self.decoder = MegakernelDecoder(config, params, slots=SLOTS, max_context=max_context)
+        self.decoder = MegakernelDecoder(config, params, slots=SLOTS, max_context=max_context, counter_origin=origin)
         self.decoder.compile(self._cache, self._paged.snapshot())
-        self.decoder._engine = AtOrigin(self.decoder._engine, origin)  # type: ignore[assignment]
 
     def part(self, seed: int, steps: int, replays: int) -> dict[str, Any]:
         """Runs about `steps` steps of requests, until the last one has ended, then replays some of them."""
@@ -217,7 +202,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parts", type=int, default=10, help="(default: %(default)s)")
     parser.add_argument("--replays", type=int, default=100, help="of all parts (default: %(default)s)")
     parser.add_argument("--most-tokens", type=int, default=1500, help="of an answer (default: %(default)s)")
-    parser.add_argument("--counter-origin", type=int, default=ORIGIN, help="(default: 2^32 - 1000)")
+    parser.add_argument("--counter-origin", type=int, default=ORIGIN, help="(default: 0xFFFFFFFF - 1000)")
 
 
 def run(options: argparse.Namespace) -> None:

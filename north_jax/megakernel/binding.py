@@ -57,7 +57,11 @@ def make_engine(config: Config, params: Params) -> DecodeEngine:
 
 
 def add_schedule(engine: DecodeEngine, schedule: Schedule) -> int:
-    """Gives a schedule to an engine of its model; returns the number to queue quanta with."""
+    """Gives a schedule to an engine of its model; returns the number to queue quanta with.
+
+    Raises:
+      ValueError: its lists do not fit the model or each other: the message names the task and the field.
+    """
     places = [(0, 0, 0, 0)] * (max(Buffer) + 1)
     for name, spec in schedule.workspace.buffers.items():
         places[name] = (schedule.workspace.offsets[name], spec.plane_bytes, spec.planes, spec.shape[0])

@@ -80,6 +80,7 @@ class MegakernelDecoder:
         order: Order | None = None,
         threads: int | None = None,
         timeout_s: float = 10.0,
+        counter_origin: int = 0,
     ) -> None:
         """Binds the model's weights, and keeps them alive.
 
@@ -92,12 +93,17 @@ class MegakernelDecoder:
           order: wave order of the schedules; by default `selection.select` chooses for each quantum.
           threads: of the CPU executor; by default as many as the machine has cores.
           timeout_s: a quantum that waits for so long without success fails.
+          counter_origin: what counters begin with in every quantum, a uint32. They are compared by difference, so that
+            they may wrap: an origin just below 2^32 shows it.
 
         Raises:
+          ValueError: `counter_origin` is no uint32.
           BackendError: nothing compiled decodes on this device, or it does not take this model or so many slots.
         """
         if slots > MAX_ROWS:
             raise BackendError(f"the megakernel decodes at most {MAX_ROWS} slots together, not {slots}")
+        if not 0 <= counter_origin < 2**32:
+            raise ValueError(f"counter_origin is {counter_origin}, expected a uint32")
         self.max_rows = slots
         self._vocabulary = config.vocab_size
         self._max_context = max_context
@@ -105,6 +111,7 @@ class MegakernelDecoder:
         self._device = next(iter(params["embed"].devices()))
         self._threads = threads or os.cpu_count() or 1
         self._timeout_s = timeout_s
+        self._counter_origin = counter_origin
         sms = sms or min(_CPU_SMS if self._device.platform == "cpu" else _GPU_SMS, most_sms(config))
         self._build = partial(build, config, sms=sms, dtype=params["embed"].dtype)
         self._order = order
@@ -200,7 +207,13 @@ class MegakernelDecoder:
         )
         self._last = None
         with self._lock:
-            number = self._engine.queue(shape.number, steps, threads=self._threads, timeout_s=self._timeout_s)
+            number = self._engine.queue(
+                shape.number,
+                steps,
+                threads=self._threads,
+                timeout_s=self._timeout_s,
+                counter_origin=self._counter_origin,
+            )
             self._running = _Running(number, {row.slot: i for i, row in enumerate(rows)})
             for slot in self._cancelled & self._running.row_of_slot.keys():
                 self._engine.cancel(self._running.row_of_slot[slot], number)

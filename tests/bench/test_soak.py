@@ -10,7 +10,8 @@ from support import RAW_CONFIG
 
 import ffi
 from north_jax.bench import __main__ as bench
-from north_jax.bench.soak import AtOrigin, Soak
+from north_jax.bench import soak
+from north_jax.bench.soak import Soak
 from north_jax.megakernel.decoder import MegakernelDecoder
 
 pytestmark = pytest.mark.skipif(not ffi.available("cpu"), reason="nothing compiled")
@@ -50,15 +51,17 @@ def test_thousands_of_steps(command):
     assert status == 0 and sum(row["steps"] for row in rows) >= 5000
 
 
-def test_counters_begin_at_the_origin():
-    class Engine:
-        def queue(self, schedule, steps, **options):
-            self.options = options
-            return 7
+def test_counters_begin_at_the_origin(command, monkeypatch):
+    given = []
 
-    engine = Engine()
-    assert AtOrigin(engine, 5).queue(0, 1, threads=2) == 7
-    assert engine.options == {"threads": 2, "counter_origin": 5}
+    class Watched(MegakernelDecoder):
+        def __init__(self, *arguments, **options):
+            given.append(options["counter_origin"])
+            super().__init__(*arguments, **options)
+
+    monkeypatch.setattr(soak, "MegakernelDecoder", Watched)
+    status, _ = command("--steps", 20, "--parts", 1, "--counter-origin", 2**32 - 9)
+    assert status == 0 and given == [2**32 - 9]
 
 
 def test_a_row_that_its_neighbours_change_is_noticed(command, monkeypatch):

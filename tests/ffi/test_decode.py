@@ -26,6 +26,7 @@ from north_jax.megakernel.batch import pack_rows, tables_of
 from north_jax.megakernel.binding import add_schedule, make_engine
 from north_jax.megakernel.build import build
 from north_jax.megakernel.call import decode_call
+from north_jax.megakernel.schedule import Schedule
 
 PLATFORM = {"cpu": "cpu", "gpu": "cuda"}.get(jax.default_backend(), "")
 pytestmark = pytest.mark.skipif(not ffi.available(PLATFORM), reason=str(ffi.build_info()))
@@ -257,21 +258,21 @@ def test_the_ring_goes_round_and_a_slow_reader_loses_nothing(engine):
     assert [entry[4] for entry in entries[-3:]] == [Finish.LENGTH] * 3
 
 
-@pytest.mark.parametrize("fault", ["opcode", "wait"])
-def test_a_fault_in_the_task_lists_is_reported(engine, batch, fault):
+@pytest.mark.parametrize("origin", [0, 2**32 - 1])
+def test_an_arrival_that_nobody_brings_is_reported(engine, batch, origin):
     tasks = SCHEDULE.tasks.copy()
-    if fault == "opcode":
-        task, expected = 2, "task 2"
-        tasks[task, abi.Field.OPCODE] = 99
-    else:  # nobody brings the last arrival
-        task = np.flatnonzero(tasks[:, abi.Field.WAIT_COUNT])[0]
-        tasks[task, abi.Field.WAIT_NEED] += 1
-        expected = SCHEDULE.counter_names[tasks[task, abi.Field.WAIT]]
+    end = np.flatnonzero(tasks[:, abi.Field.OPCODE] == abi.Opcode.END_STEP)[0]  # nobody else waits for its counter
+    counter = tasks[end, abi.Field.WAIT]
+    task = np.flatnonzero((tasks[:, abi.Field.ARRIVE] == counter) & (tasks[:, abi.Field.ARRIVE_COUNT] > 0))[0]
+    brought = tasks[task, abi.Field.ARRIVE_COUNT]
+    tasks[task, [abi.Field.ARRIVE, abi.Field.ARRIVE_COUNT]] = 0
+    name, need = SCHEDULE.counter_names[counter], SCHEDULE.counter_needs[counter]
+    expected = f"counter {counter} ({name}): {need - brought} of {need} arrivals"
     faulty = add_schedule(engine, dataclasses.replace(SCHEDULE, tasks=tasks))
-    quantum = engine.queue(faulty, 1, timeout_s=0.5)
+    quantum = engine.queue(faulty, 2, timeout_s=0.5, counter_origin=origin)
     call = functools.partial(decode_call, *operands(batch), engine=engine.id)
     if PLATFORM == "cpu":
-        with pytest.raises(jax.errors.JaxRuntimeError, match=f"north_jax.decode: .*{re.escape(expected)}"):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=f"(?s)north_jax.decode: .*{re.escape(expected)}"):
             jax.block_until_ready(call())
     else:  # a kernel's fault comes after its call
         jax.block_until_ready(call())
@@ -289,9 +290,51 @@ def test_the_engine_refuses_what_does_not_fit(engine):
         engine.queue(schedule, 0)
     with pytest.raises(ValueError, match="no batch has a row 32"):
         engine.cancel(abi.MAX_ROWS, 1)
-    with pytest.raises(ValueError, match="begin must rise from 0 to the number of tasks"):
-        add_schedule(engine, dataclasses.replace(SCHEDULE, begin=SCHEDULE.begin[:-1]))
-    with pytest.raises(ValueError, match="a schedule of 33 rows"):
-        add_schedule(engine, dataclasses.replace(SCHEDULE, batch=33))
-    with pytest.raises(ValueError, match="0 counter names for"):
-        add_schedule(engine, dataclasses.replace(SCHEDULE, counter_names=()))
+
+
+def with_field(task: int, field: abi.Field, change: int) -> Schedule:
+    tasks = SCHEDULE.tasks.copy()
+    tasks[task, field] += change
+    return dataclasses.replace(SCHEDULE, tasks=tasks)
+
+
+WAITER = np.flatnonzero(SCHEDULE.tasks[:, abi.Field.WAIT_COUNT])[0]
+AWAITED = SCHEDULE.tasks[WAITER, abi.Field.WAIT]
+REFUSED = {
+    "rows": (dataclasses.replace(SCHEDULE, batch=33), "33 rows, expected 1 to 32"),
+    "begin": (
+        dataclasses.replace(SCHEDULE, begin=SCHEDULE.begin[:-1]),
+        f"the lists of {SMS - 1} SMs do not cover {len(SCHEDULE.tasks)} tasks",
+    ),
+    "names": (
+        dataclasses.replace(SCHEDULE, counter_names=()),
+        f"0 names for {len(SCHEDULE.counter_needs)} counters",
+    ),
+    "opcode": (
+        with_field(2, abi.Field.OPCODE, 99 - SCHEDULE.tasks[2, abi.Field.OPCODE]),
+        "task 2 (opcode 99 on SM 0): OPCODE is 99, expected an operation",
+    ),
+    "wait": (
+        with_field(WAITER, abi.Field.WAIT_NEED, 1),
+        f"WAIT_NEED is {SCHEDULE.counter_needs[AWAITED] + 1}, expected all arrivals at "
+        f"{SCHEDULE.counter_names[AWAITED]}, {SCHEDULE.counter_needs[AWAITED]}",
+    ),
+    "pool": (
+        with_field(
+            np.flatnonzero(SCHEDULE.tasks[:, abi.Field.OPCODE] == abi.Opcode.ATTN_DECODE)[-1], abi.Field.POOL, 9
+        ),
+        "expected 0 to 1: a layer's pages",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_lists_that_would_lead_a_kernel_astray_are_refused(engine, batch, name):
+    """On every platform, before anything of them reaches it; what was there before goes on."""
+    schedule, message = REFUSED[name]
+    sound = add_schedule(engine, SCHEDULE)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        add_schedule(engine, schedule)
+    quantum = engine.queue(sound, 1)
+    jax.block_until_ready(decode_call(*operands(batch), engine=engine.id))
+    assert engine.error(quantum) == ""

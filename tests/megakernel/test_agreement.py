@@ -130,6 +130,20 @@ def test_100_interleavings_give_the_same_bits(order):
     assert all(result == results[0] for result in results)
 
 
+def test_counters_may_wrap():
+    """Wherever they begin, in every quantum anew: the same tokens, logits and pages."""
+    config = tiny_config(num_hidden_layers=3)
+    params = tiny_params(config)
+    batch = batch_of(config, (100, 0, None, WINDOW), room=8, seed=4)
+    results = set()
+    for origin in (0, 2**32 - 1, 2**32 - 50, 2**31 - 50):
+        decoder = compiled(config, params, batch, sms=7, counter_origin=origin)
+        run = Quanta(decoder, batch).run(3)
+        run.run(2, run.following(batch.rows, 3))
+        results.add((str(run.steps), decoder.logits().tobytes(), *(np.asarray(pages).tobytes() for pages in run.cache)))
+    assert len(results) == 1
+
+
 def test_bfloat16_is_nearer_to_float32_than_jax_is():
     config = tiny_config()
     rounded = tiny_params(config, dtype=jnp.bfloat16)

@@ -231,13 +231,14 @@ def test_a_receiver_that_fails_ends_the_quantum(decoder, batch, whole):
 
 
 def test_a_quantum_that_fails_raises_what_was_reported(params, batch, monkeypatch):
-    """The lists' last wait, which END_STEP does, asks for one arrival more than comes."""
+    """Nobody arrives for the lists' last wait, which END_STEP does."""
 
     def build_with_a_fault(*arguments, **options):
         schedule = build(*arguments, **options)
         tasks = schedule.tasks.copy()
         (end,) = np.flatnonzero(tasks[:, abi.Field.OPCODE] == abi.Opcode.END_STEP)
-        tasks[end, abi.Field.WAIT_NEED] += 1
+        tasks[tasks[:, abi.Field.ARRIVE] == tasks[end, abi.Field.WAIT], abi.Field.ARRIVE_COUNT] = 0
+        tasks[tasks[:, abi.Field.ARRIVE_COUNT] == 0, abi.Field.ARRIVE] = 0
         names.add(schedule.counter_names[tasks[end, abi.Field.WAIT]])
         return dataclasses.replace(schedule, tasks=tasks)
 
@@ -249,7 +250,7 @@ def test_a_quantum_that_fails_raises_what_was_reported(params, batch, monkeypatc
         quanta.run(STEPS)
     (name,) = names
     assert name in str(raised.value)
-    assert quanta.steps == []
+    assert len(quanta.steps) <= 1  # what the step drew may be out, but none follows
     with pytest.raises(DecodeError):  # the decoder itself is as before
         Quanta(decoder, batch).run(STEPS)
 

@@ -40,6 +40,12 @@ def test_what_it_cannot_run_is_refused_by_name(params):
     refused(tiny_params(many), "at most 16 experts a token, not 17", config=many)
 
 
+@pytest.mark.parametrize("origin", [-1, 2**32])
+def test_counters_begin_with_a_uint32(params, origin):
+    with pytest.raises(ValueError, match=f"counter_origin is {origin}, expected a uint32"):
+        MegakernelDecoder(CONFIG, params, slots=4, max_context=100, counter_origin=origin)
+
+
 def test_without_compiled_code_it_is_refused(params, monkeypatch):
     monkeypatch.setattr(ffi, "available", lambda platform: False)
     refused(params, "the megakernel needs compiled code for ")

@@ -111,6 +111,7 @@ class Emulator:
         size: int | None = None,
         shared_memory: int = SHARED_MEMORY,
         stop: bool = False,
+        counter_origin: int = 0,
     ) -> Result:
         """One quantum of a batch of `size` rows, those after `rows` idle."""
         config, size = self.config, size or len(rows)
@@ -119,7 +120,7 @@ class Emulator:
             schedule = build(config, batch=size, sms=sms, dtype=jnp.bfloat16, order=order)
         options = (
             *(size, steps, seed, timeout_ns, shared_memory),
-            *(len(schedule.queue_names), schedule.workspace.bytes, stop),
+            *(len(schedule.queue_names), schedule.workspace.bytes, stop, counter_origin),
         )
         arrays = [
             np.array(sizes_of(config), np.int32),
@@ -252,6 +253,17 @@ def test_no_interleaving_changes_a_bit(emulator, seeds):
     assert len(set(results.values())) == 1
 
 
+def test_counters_may_wrap(emulator):
+    """Within the first step and the second; and go on from the largest positive number."""
+    batch = batch_of(CONFIG, [64])
+    results = set()
+    for origin in (0, 2**32 - 3, 2**31 - 1):
+        result = emulator.run(batch, batch.rows, 2, counter_origin=origin)
+        assert result.fault["kind"] == NONE
+        results.add((result.logits.tobytes(), result.entries.tobytes(), *(pages.tobytes() for pages in result.pages)))
+    assert len(results) == 1
+
+
 def test_a_row_without_a_page_ends_the_quantum(emulator):
     """In the middle of attention, with everything in flight: every role finds its way out, and copies land."""
     batch = batch_of(CONFIG, [130, 64])
@@ -290,16 +302,19 @@ def task_of(schedule: Schedule, opcode: Opcode) -> int:
     ],
 )
 def test_an_arrival_that_never_comes_ends_the_quantum(emulator, opcode, field):
-    """Wherever somebody waits in vain, the launch ends with a report of such a wait."""
+    """Wherever somebody waits in vain, the launch ends with a report of such a wait, in arrivals of the step."""
     batch = batch_of(CONFIG, [130, 64])
     schedule = build(CONFIG, batch=2, sms=SMS, dtype=jnp.bfloat16, order=select(2, 131))
     number, tasks = task_of(schedule, opcode), np.array(schedule.tasks)
     tasks[number, field] += 1
-    result = emulator.run(batch, batch.rows, 2, schedule=dataclasses.replace(schedule, tasks=tasks), timeout_ns=10**5)
+    faulty = dataclasses.replace(schedule, tasks=tasks)
+    result = emulator.run(batch, batch.rows, 2, schedule=faulty, timeout_ns=10**6, counter_origin=2**31)
+    fault = result.fault
     # Somebody who waits for what that task would have done may have begun to wait before it.
-    assert result.fault["kind"] in (WAIT, SLICE_WAIT)
-    assert result.fault["step"] == 0
-    assert result.fault["seen"] < result.fault["needed"]
+    assert fault["kind"] in (WAIT, SLICE_WAIT)
+    assert fault["step"] == 0
+    assert fault["needed"] == tasks[fault["task"], Field.WAIT_NEED if fault["kind"] == WAIT else Field.SLICE_NEED]
+    assert 0 <= fault["seen"] < fault["needed"]
     assert len(result.entries) == 0
 
 

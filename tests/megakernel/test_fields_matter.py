@@ -61,11 +61,15 @@ def batch():
 
 
 def outcome(schedule: Schedule, seed: int) -> str | bytes:
-    """What the executor reports, or all that it leaves behind."""
+    """What the engine refuses or the executor reports, or all that it leaves behind."""
     engine, _ = model()
     rows = jnp.array(pack_rows(batch().rows, BATCH))
     workspace = jnp.zeros(schedule.workspace.bytes, jnp.uint8)
-    quantum = engine.queue(add_schedule(engine, schedule), STEPS, seed=seed, timeout_s=0.2)
+    try:
+        number = add_schedule(engine, schedule)
+    except ValueError as error:
+        return str(error)
+    quantum = engine.queue(number, STEPS, seed=seed, timeout_s=0.2)
     counts = jnp.zeros((BATCH, CONFIG.vocab_size), jnp.int32)
     biases = np.zeros((BATCH, MAX_BIASES, 2), np.int32)
     masks = np.zeros((BATCH, mask_words(CONFIG.vocab_size)), np.uint32)

@@ -6,6 +6,7 @@ The numbers come from what the platform has: the CPU executor, or the pipelined 
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import jax
@@ -58,15 +59,19 @@ step = jax.jit(decode_step, static_argnums=0)
 def reasons(config: Config, *, batch: int, dtype: str = "bfloat16", **options) -> str:
     """Why the pipelined kernel would not run a schedule; weights are addresses that nobody reads."""
     assert native is not None
+    params = jax.eval_shape(lambda: tiny_params(config))
+    shapes = {number: array.shape for number, (_, array) in binding._weights(config, params)}
+    numbers = range((config.num_hidden_layers + 1) * len(Weight))
     engine = native.DecodeEngine(
         platform="cpu",
         dtype=dtype,
         geometry=binding._geometry(config),
-        weights=[(0, 0, 0)] * ((config.num_hidden_layers + 1) * len(Weight)),
+        weights=[(64, math.prod(shapes[n][:-1]), shapes[n][-1]) if n in shapes else (0, 0, 0) for n in numbers],
         frequencies=[0.0] * (config.head_dim // 2),
         owner=config,
     )
-    return engine.not_pipelined(binding.add_schedule(engine, build(config, batch=batch, **{"sms": 128} | options)))
+    schedule = build(config, batch=batch, dtype=dtype, **{"sms": 128} | options)
+    return engine.not_pipelined(binding.add_schedule(engine, schedule))
 
 
 @pytest.mark.parametrize("batch", range(1, 9))
@@ -146,6 +151,23 @@ def test_one_batch_gives_the_same_bits_again():
     results = set()
     for _ in range(10 if PLATFORM == "cuda" else 3):
         run = Quanta(decoder, batch).run(4)
+        results.add((str(run.steps), decoder.logits().tobytes(), *(np.asarray(pages).tobytes() for pages in run.cache)))
+    assert len(results) == 1
+
+
+def test_counters_may_wrap():
+    config = tiny_config(**SIZES, num_hidden_layers=2)
+    params = jax.tree.map(lambda a: a.astype(jnp.bfloat16), tiny_params(config, seed=1))
+    batch = start(config, (130, 0, WINDOW), room=8, seed=2, dtype=jnp.bfloat16)
+    results = set()
+    for origin in (0, 2**32 - 3, 2**31 - 1):
+        decoder = MegakernelDecoder(
+            config, params, slots=batch.slots, max_context=batch.max_context, sms=8, counter_origin=origin
+        )
+        decoder.compile(batch.cache(), batch.tables)
+        if PLATFORM == "cuda":
+            assert decoder.not_pipelined() == {}
+        run = Quanta(decoder, batch).run(3)
         results.add((str(run.steps), decoder.logits().tobytes(), *(np.asarray(pages).tobytes() for pages in run.cache)))
     assert len(results) == 1
 

@@ -3,7 +3,7 @@
 //
 //   tsan_main PLAN THREADS SEEDS
 //
-// Exits with 1 after a fault, or where two seeds draw different tokens.
+// Exits with 1 for lists that are refused, after a fault, or where two seeds draw different tokens.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "csrc/reference/executor.h"
+#include "csrc/reference/validate.h"
 
 namespace {
 
@@ -114,6 +115,10 @@ std::string run(const Plan& plan, const ExecutorOptions& options, std::vector<in
 int main(int argc, char** argv) {
     if (argc != 4) return 2;
     const Plan plan = read_plan(argv[1]);
+    if (const std::string wrong = validate_lists(plan.model, plan.lists); !wrong.empty()) {
+        std::fprintf(stderr, "%s\n", wrong.c_str());
+        return 1;
+    }
     std::vector<int32_t> first;
     for (int seed = 0; seed < std::atoi(argv[3]); ++seed) {
         std::vector<int32_t> rows;

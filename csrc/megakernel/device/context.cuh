@@ -131,10 +131,10 @@ __device__ bool wait_until(const Context& c, Ready ready, Report on_timeout, int
 // Waits for `count` counters from `first` on to show `need` arrivals of this step; the whole team passes together.
 __device__ inline bool wait_counters(const Context& c, const Team& team, DeviceFault::Kind kind, int first, int count,
                                      int need) {
-    const uint32_t target = static_cast<uint32_t>(c.step + 1) * static_cast<uint32_t>(need);
+    const uint32_t target = c.quantum.counter_origin + static_cast<uint32_t>(c.step + 1) * need;
     bool ok = true;
     for (int i = team.thread; i < count && ok; i += team.threads) {
-        const uint32_t* counter = c.words.counters + first + i;
+        const uint32_t* counter = counter_at(c.words.counters, first + i);
         uint32_t seen = 0;
         ok = wait_until(
             c,
@@ -142,7 +142,7 @@ __device__ inline bool wait_counters(const Context& c, const Team& team, DeviceF
                 seen = load_acquire(counter);
                 return static_cast<int32_t>(seen - target) >= 0;
             },
-            [&] { report(c, kind, first + i, target, seen); });
+            [&] { report(c, kind, first + i, need, need + seen - target); });
     }
     return team.all(ok);
 }
@@ -164,7 +164,7 @@ __device__ inline bool wait_slices(const Context& c, const Team& team, int first
 __device__ inline void arrive_task(const Context& c, const Team& team) {
     team.sync();
     const int count = c.field(FIELD_ARRIVE_COUNT);
-    if (team.leader() && count != 0) add_release(c.words.counters + c.field(FIELD_ARRIVE), count);
+    if (team.leader() && count != 0) add_release(counter_at(c.words.counters, c.field(FIELD_ARRIVE)), count);
 }
 
 // The next item of the task's queue, for the whole team. `shared` is a word of shared memory.

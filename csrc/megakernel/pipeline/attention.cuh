@@ -148,7 +148,7 @@ struct Attention {
 #pragma unroll 1
             for (int n = dealer + dealers * r.lane; n < r.c.plan.batch * kv_heads; n += dealers * 32) {
                 if (r.live(n / kv_heads)) continue;
-                add_release(r.c.words.counters + r.c.field(FIELD_ARRIVE) + n, kMaxSplits * each);
+                add_release(counter_at(r.c.words.counters, r.c.field(FIELD_ARRIVE) + n), kMaxSplits * each);
             }
         }
         const int count = items(r);

@@ -27,7 +27,9 @@ struct SplitsFold {
         }
         r.folders().sync();
         const int arrivals = r.c.field(FIELD_ARRIVE_COUNT);
-        if (r.folders().leader() && arrivals != 0) add_release(r.c.words.counters + r.c.field(FIELD_ARRIVE), arrivals);
+        if (r.folders().leader() && arrivals != 0) {
+            add_release(counter_at(r.c.words.counters, r.c.field(FIELD_ARRIVE)), arrivals);
+        }
         return true;
     }
 

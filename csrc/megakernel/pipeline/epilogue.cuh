@@ -100,7 +100,9 @@ __device__ __forceinline__ bool store_products(Storer& r) {
     const int ranks = min(g.experts, r.c.plan.batch * g.top_k), dealers = r.c.field(FIELD_DEALERS);
 #pragma unroll 1
     for (int rank = r.c.field(FIELD_DEALER) + dealers * r.lane; rank < ranks; rank += dealers * 32) {
-        if (rank >= table->active) add_release(r.c.words.counters + counter + rank, walk.tiles * arrivals);
+        if (rank >= table->active) {
+            add_release(counter_at(r.c.words.counters, counter + rank), walk.tiles * arrivals);
+        }
     }
     return true;
 }

@@ -168,6 +168,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         s.live_rows = live_rows(plan, batch);
         s.patience = {words.abort, fault, words.counters, quantum.timeout_ns};
         s.step = 0;
+        s.counter_origin = quantum.counter_origin;
         s.aborted = false;
 #ifdef NORTH_JAX_TRACE
         s.trace = trace_target;

@@ -174,7 +174,7 @@ struct ResidualNorm {
         const int count = r.c.field(FIELD_ARRIVE_COUNT);
         if (count == 0) return;
         r.sync();
-        if (r.thread() == 0) add_release(r.c.words.counters + r.c.field(FIELD_ARRIVE), count);
+        if (r.thread() == 0) add_release(counter_at(r.c.words.counters, r.c.field(FIELD_ARRIVE)), count);
     }
 };
 

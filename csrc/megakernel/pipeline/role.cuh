@@ -42,8 +42,8 @@ __device__ __noinline__ inline void report_waiter(DeviceFault::Kind kind, int co
 __device__ __noinline__ inline bool poll_counters(int counter, int need, bool slice) {
     constexpr int kPollInterval = 50;  // ns
     const Shared& s = shared_of_block();
-    const uint32_t target = static_cast<uint32_t>(s.step + 1) * static_cast<uint32_t>(need);
-    auto poll = [&] { return counter < 0 ? target : load_relaxed(s.patience.counters + counter); };
+    const uint32_t target = s.counter_origin + static_cast<uint32_t>(s.step + 1) * need;
+    auto poll = [&] { return counter < 0 ? target : load_relaxed(counter_at(s.patience.counters, counter)); };
     uint32_t first = poll();
     __nanosleep(kPollInterval);
     uint32_t second = poll();
@@ -62,7 +62,8 @@ __device__ __noinline__ inline bool poll_counters(int counter, int need, bool sl
         if (__any_sync(~0u, nanoseconds() - begin > s.patience.timeout_ns)) {
             const uint32_t missing = __ballot_sync(~0u, static_cast<int32_t>(first - target) < 0);
             if (missing != 0 && threadIdx.x % 32 == __ffs(missing) - 1) {
-                report_waiter(slice ? DeviceFault::kSliceWait : DeviceFault::kWait, counter, target, first);
+                report_waiter(slice ? DeviceFault::kSliceWait : DeviceFault::kWait, counter, need,
+                              need + first - target);
             }
             __syncwarp();
             return missing == 0;

@@ -32,7 +32,7 @@ constexpr int kThreads = kWarps * 32;
 // Warps of a block in order: consumers, controller, producer, storers, loader.
 constexpr int kControllerWarp = kConsumerWarps, kProducerWarp = kControllerWarp + 1;
 constexpr int kFirstStorer = kProducerWarp + 1, kFirstLoader = kFirstStorer + kStorerWarps;
-__device__ constexpr Role role_of_warp(int warp) {
+__host__ __device__ constexpr Role role_of_warp(int warp) {
     return warp < kConsumerWarps     ? Role::kConsumer
            : warp == kControllerWarp ? Role::kController
            : warp == kProducerWarp   ? Role::kProducer
@@ -104,6 +104,7 @@ struct Shared {
     Patience patience;
     int task_of_warp[kWarps];  // for reports; -1 between steps
     int step;
+    uint32_t counter_origin;  // beside `step`: waits load both at once
     int first_task, end_task;
     alignas(16) float scores[2][kQueryHeads * kScoreStride];
     float self_score[2][kQueryHeads];  // of the key of this very step; scores are those of 2^x

@@ -51,7 +51,7 @@ struct Storer : Common {
     // What this warp has stored, and what it has seen others store, is there for whoever sees the arrivals.
     __device__ __forceinline__ void arrive(int counter, int count) const {
         __syncwarp();
-        if (lane == 0 && count != 0) add_release(c.words.counters + counter, count);
+        if (lane == 0 && count != 0) add_release(counter_at(c.words.counters, counter), count);
     }
     __device__ __forceinline__ void arrive() const { arrive(c.field(FIELD_ARRIVE), c.field(FIELD_ARRIVE_COUNT)); }
 

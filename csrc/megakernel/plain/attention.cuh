@@ -120,7 +120,7 @@ __device__ void run_attention_item(const Context& c, const Team& team, const Att
     team.sync();
     if (team.leader()) {
         const int missing = item.split + 1 == splits.count ? kMaxSplits - splits.count : 0;
-        uint32_t* counter = c.words.counters + c.field(FIELD_ARRIVE) + b * g.kv_heads + kv;
+        uint32_t* counter = counter_at(c.words.counters, c.field(FIELD_ARRIVE) + b * g.kv_heads + kv);
         add_release(counter, c.field(FIELD_ARRIVE_COUNT) * (1 + missing));
     }
 }
@@ -135,7 +135,7 @@ __device__ __noinline__ bool attention(const Context& c, const Team& team, float
          n += dealers * team.threads) {
         const int b = n / kv_heads;
         if (b < first_row || b >= first_row + rows || c.live(b)) continue;
-        add_release(c.words.counters + c.field(FIELD_ARRIVE) + n, kMaxSplits * c.field(FIELD_ARRIVE_COUNT));
+        add_release(counter_at(c.words.counters, c.field(FIELD_ARRIVE) + n), kMaxSplits * c.field(FIELD_ARRIVE_COUNT));
     }
     const int items = attention_item_count(c.batch.rows, first_row, rows, kv_heads, window);
     int n = drains ? claim(c, team, claimed) : c.field(FIELD_DEALER);

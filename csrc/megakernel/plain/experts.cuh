@@ -28,7 +28,7 @@ __device__ inline void arrive_for_absent(const Context& c, const Team& team, int
     const int ranks = min(g.experts, c.field(FIELD_BATCH_COUNT) * g.top_k), dealers = c.field(FIELD_DEALERS);
     for (int r = c.field(FIELD_DEALER) + dealers * team.thread; r < ranks; r += dealers * team.threads) {
         if (r < active) continue;
-        add_release(c.words.counters + c.field(FIELD_ARRIVE) + r, tiles * c.field(FIELD_ARRIVE_COUNT));
+        add_release(counter_at(c.words.counters, c.field(FIELD_ARRIVE) + r), tiles * c.field(FIELD_ARRIVE_COUNT));
     }
 }
 
@@ -65,7 +65,7 @@ __device__ __noinline__ bool moe_upgate_act(const Context& c, const Team& team, 
     team.sync();
     for (int n = team.thread; n < count; n += team.threads) {
         const ExpertItem item = expert_item(tiles, items.first + n * items.step);
-        add_release(c.words.counters + c.field(FIELD_ARRIVE) + item.rank, c.field(FIELD_ARRIVE_COUNT));
+        add_release(counter_at(c.words.counters, c.field(FIELD_ARRIVE) + item.rank), c.field(FIELD_ARRIVE_COUNT));
     }
     if (c.field(FIELD_ROUND_BEGIN) == 0) arrive_for_absent(c, team, routing->active, tiles);
     return true;
@@ -130,7 +130,7 @@ __device__ __noinline__ bool moe_upgate_act_drain(const Context& c, const Team& 
         }
         team.sync();
         if (team.leader()) {
-            add_release(c.words.counters + c.field(FIELD_ARRIVE) + item.rank, c.field(FIELD_ARRIVE_COUNT));
+            add_release(counter_at(c.words.counters, c.field(FIELD_ARRIVE) + item.rank), c.field(FIELD_ARRIVE_COUNT));
         }
     }
     return true;

@@ -39,7 +39,7 @@ int main(int argc, char** argv) {
     const auto sizes = read<int32_t>(in);
     const auto reals = read<float>(in);
     // Batch, steps, seed, nanoseconds of a wait, bytes of an SM's shared memory, queues, bytes of the workspace,
-    // whether the host says stop.
+    // whether the host says stop, what counters begin with.
     const auto options = read<int64_t>(in);
     Model model{geometry_of(sizes, reals), Type::kBFloat16, {}, {}};
     const Geometry& g = model.geometry;
@@ -99,12 +99,15 @@ int main(int argc, char** argv) {
     plan.batch = lists.batch;
     plan.pipelined = true;
     plan.window = pipeline::window_of(lists);
-    std::vector<uint32_t> counters(lists.counter_needs.size()), claims(options[5] + 1);
-    uint32_t words[3] = {};
+    const WordLayout layout{static_cast<int64_t>(lists.counter_needs.size()), options[5]};
+    const auto origin = static_cast<uint32_t>(options[8]);
+    std::vector<uint32_t> memory(layout.words());
+    std::fill_n(memory.begin(), layout.counter_words(), origin);
+    const DeviceWords words = layout.in(memory.data());
     const auto channel = std::make_unique<Channel>();
     channel->stop = static_cast<uint32_t>(options[7]);
     DeviceFault fault{};
-    const Quantum quantum{1, static_cast<int32_t>(options[1]), static_cast<uint64_t>(options[3])};
+    const Quantum quantum{1, static_cast<int32_t>(options[1]), static_cast<uint64_t>(options[3]), origin};
 
     fibers::seed = options[2];
     fibers::shared_memory = static_cast<int>(options[4]);
@@ -117,19 +120,17 @@ int main(int argc, char** argv) {
                                 *static_cast<DeviceFault**>(a[4]), *static_cast<Quantum*>(a[5]),
                                 *static_cast<pipeline::Layout*>(a[6]));
     };
-    const DeviceWords device_words{counters.data(), claims.data(), words, words + 1, words + 2};
-    const cudaError_t status =
-        launch_pipelined(plan, device_words, batch, channel.get(), &fault, quantum, cudaStream_t{});
+    const cudaError_t status = launch_pipelined(plan, words, batch, channel.get(), &fault, quantum, cudaStream_t{});
     if (status != cudaSuccess || channel->finished != quantum.number) {
         std::fprintf(stderr, "status %d, finished %u\n", status, channel->finished);
         return 5;
     }
     // In a step that came to its end every counter has got what it needs.
     if (fault.kind == DeviceFault::kNone) {
-        for (size_t i = 0; i < counters.size(); ++i) {
-            const uint32_t steps = words[0] / 2;
-            if (counters[i] == steps * lists.counter_needs[i]) continue;
-            std::fprintf(stderr, "counter %zu has %u arrivals, not %u steps of %d\n", i, counters[i], steps,
+        for (size_t i = 0; i < lists.counter_needs.size(); ++i) {
+            const uint32_t steps = *words.decision / 2, arrivals = *counter_at(words.counters, i) - origin;
+            if (arrivals == steps * lists.counter_needs[i]) continue;
+            std::fprintf(stderr, "counter %zu has %u arrivals, not %u steps of %d\n", i, arrivals, steps,
                          lists.counter_needs[i]);
             return 6;
         }

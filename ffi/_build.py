@@ -1,0 +1,3 @@
+"""Written when the package was built: what was left out of the compiled module, and why ("" for nothing)."""
+
+LEFT_OUT = ""
