@@ -22,9 +22,9 @@ using Triple = std::tuple<int32_t, int32_t, int32_t>;
 template <typename T, typename Shape>
 using Array = nb::ndarray<const T, Shape, nb::c_contig, nb::device::cpu>;
 
-std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t> attention_splits(int32_t position, int32_t window) {
+std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t, int32_t> attention_splits(int32_t position, int32_t window) {
     const auto splits = megakernel::attention_splits(position, window);
-    return {splits.count, splits.first_page, splits.pages, splits.begin, splits.end};
+    return {splits.count, splits.first_page, splits.pages, splits.extra, splits.begin, splits.end};
 }
 
 std::tuple<int32_t, int32_t> split_positions(int32_t position, int32_t window, int32_t split) {

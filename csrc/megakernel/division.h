@@ -21,24 +21,29 @@ HOST_DEVICE inline int32_t ceil_div(int32_t a, int32_t b) { return (a + b - 1) /
 struct Splits {
     int32_t count;
     int32_t first_page;
-    int32_t pages;  // of each split but the last
+    int32_t pages;  // of each split,
+    int32_t extra;  // and one more of so many first ones
     int32_t begin;  // first visible position
     int32_t end;    // one past the last, the query's own
 
     // First position of a split, and one past its last.
-    HOST_DEVICE int32_t first(int32_t split) const { return larger(begin, (first_page + split * pages) * kPageTokens); }
+    HOST_DEVICE int32_t first(int32_t split) const {
+        return larger(begin, (first_page + split * pages + smaller(split, extra)) * kPageTokens);
+    }
     HOST_DEVICE int32_t last(int32_t split) const { return smaller(end, first(split + 1)); }
 };
 
-// Splits of a query at `position` that sees `window` keys, 0 for all: at most kMaxSplits, of whole pages.
+// Splits of a query at `position` that sees `window` keys, 0 for all: at most kMaxSplits, of whole pages, as even as
+// that allows, so that no SM has more to read than another.
 HOST_DEVICE inline Splits attention_splits(int32_t position, int32_t window) {
     Splits splits;
     splits.begin = window ? larger(position + 1 - window, 0) : 0;
     splits.end = position + 1;
     splits.first_page = splits.begin / kPageTokens;
     const int32_t total = ceil_div(splits.end, kPageTokens) - splits.first_page;
-    splits.pages = ceil_div(total, kMaxSplits);
-    splits.count = ceil_div(total, splits.pages);
+    splits.count = smaller(total, kMaxSplits);
+    splits.pages = total / splits.count;
+    splits.extra = total % splits.count;
     return splits;
 }
 

@@ -258,5 +258,6 @@ def _small_vocabulary(config: Config, params: Params) -> Stage:
     """A model of few tokens, and rows that hold nothing: equal rows have equal logits."""
     short, part = truncated(config, params, min(config.num_hidden_layers, 2))
     vocabulary = min(_DRAW_VOCABULARY, config.vocab_size)
-    short = dataclasses.replace(short, vocab_size=vocabulary)
+    # Special tokens of the large one would lie outside.
+    short = dataclasses.replace(short, vocab_size=vocabulary, bos_token_id=None, eos_token_id=(), pad_token_id=None)
     return Stage(short, part | {"embed": part["embed"][:vocabulary]}, [0] * len(CONTEXTS), 1)

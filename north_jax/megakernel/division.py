@@ -21,23 +21,28 @@ class Splits(NamedTuple):
 
     number: int
     first_page: int
-    pages: int  # of each split but the last
+    pages: int  # of each split,
+    extra: int  # and one more of so many first ones
     begin: int  # first visible position
     end: int  # one past the last, the query's own
 
     def positions(self, split: int) -> range:
         """Positions of one split, never none."""
-        page = self.first_page + split * self.pages
-        return range(max(self.begin, page * PAGE_SIZE), min(self.end, (page + self.pages) * PAGE_SIZE))
+        page = self.first_page + split * self.pages + min(split, self.extra)
+        after = page + self.pages + (split < self.extra)
+        return range(max(self.begin, page * PAGE_SIZE), min(self.end, after * PAGE_SIZE))
 
 
 def attention_splits(position: int, window: int) -> Splits:
-    """Splits of a query at `position` that sees `window` keys, 0 for all: at most MAX_SPLITS, of whole pages."""
+    """Splits of a query at `position` that sees `window` keys, 0 for all.
+
+    At most MAX_SPLITS, of whole pages, as even as that allows, so that no SM has more to read than another.
+    """
     begin = max(position + 1 - window, 0) if window else 0
     first_page = begin // PAGE_SIZE
     total = pages_for(position + 1) - first_page
-    pages = -(-total // MAX_SPLITS)
-    return Splits(-(-total // pages), first_page, pages, begin, position + 1)
+    number = min(total, MAX_SPLITS)
+    return Splits(number, first_page, total // number, total % number, begin, position + 1)
 
 
 class AttentionItem(NamedTuple):

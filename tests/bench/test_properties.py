@@ -55,6 +55,14 @@ def test_a_last_bit_is_noticed(stage, check, monkeypatch):
 
 
 @compiled
+def test_a_small_vocabulary_has_no_special_tokens_of_the_large_one(monkeypatch):
+    monkeypatch.setattr(properties, "_DRAW_VOCABULARY", 64)
+    config = tiny_config(num_hidden_layers=2, vocab_size=700, eos_token_id=699)
+    stage = properties._small_vocabulary(config, random_params(config, dtype="float32"))
+    assert properties.honest_draws(stage, 64)["ok"]
+
+
+@compiled
 def test_a_row_that_forgets_is_noticed(stage, monkeypatch):
     monkeypatch.setattr(
         properties, "gone_on", lambda row, records: dataclasses.replace(row, token=records[-1].token, remaining=99)

@@ -36,6 +36,8 @@ def test_splits_cover_what_a_query_sees_once_in_order(position, window):
     assert covered == sorted(set(covered))
     ranges = [splits.positions(split) for split in range(splits.number)]
     assert all(ranges)
+    pages = [(span.stop - 1) // abi.PAGE_TOKENS - span.start // abi.PAGE_TOKENS + 1 for span in ranges]
+    assert max(pages) - min(pages) <= 1
     assert ranges[0].start == (max(position + 1 - window, 0) if window else 0)
     assert ranges[-1].stop == position + 1
     assert all(a.stop == b.start and b.start % abi.PAGE_TOKENS == 0 for a, b in itertools.pairwise(ranges))

@@ -16,50 +16,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import tiny_config, tiny_params
-from support.programs import buffer_places, sizes_of, weight_arrays, write_arrays
-from support.quantum import Quanta, Start, start
+from support import tiny_config
+from support.kernel_program import SIZES, SMS, KernelProgram, Result, batch_of, params_of
+from support.quantum import Quanta, Start
 
 import ffi
 from north_jax.config import Config
 from north_jax.decoding import DecodeRow, Finish
 from north_jax.layers import Params
-from north_jax.megakernel import binding
-from north_jax.megakernel.abi import MAX_LOGPROBS, ROW_FIELDS, Field, Opcode
-from north_jax.megakernel.batch import pack_rows, tables_of
+from north_jax.megakernel.abi import Field, Opcode
 from north_jax.megakernel.build import build
 from north_jax.megakernel.decoder import MegakernelDecoder
-from north_jax.megakernel.orders import Order, down_first, router_first, shared_norm, streamed
+from north_jax.megakernel.orders import down_first, router_first, shared_norm, streamed
 from north_jax.megakernel.schedule import Schedule
 from north_jax.megakernel.selection import select
 from north_jax.sampling import SamplingBatch, SamplingParams, sample
 
 ROOT = Path(__file__).parents[2]
 slow = pytest.mark.slow
-SMS = 2
-SHARED_MEMORY = 227 * 1024  # of an H200's SM
-ENTRY = np.dtype(  # csrc/megakernel/channel.h
-    [
-        *((name, np.int32) for name in ("quantum", "step", "slot", "token", "finish", "alternatives")),
-        ("logprob", np.float32),
-        ("top_token", np.int32, MAX_LOGPROBS),
-        ("top_logprob", np.float32, MAX_LOGPROBS),
-    ]
-)
-FAULT = np.dtype([(n, np.int32) for n in ("kind", "sm", "role", "task", "counter", "needed", "seen", "step")])
 NONE, WAIT, SLICE_WAIT, NO_PAGE = 0, 1, 2, 7  # csrc/megakernel/launch.h
-SIZES = {
-    "hidden_size": 256,
-    "num_hidden_layers": 2,  # a full one, dense, and a sliding one with experts
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "intermediate_size": 128,
-    "prefix_dense_intermediate_size": 512,
-    "num_experts": 16,
-    "num_experts_per_tok": 4,
-    "vocab_size": 1031,
-}
 CONFIG = tiny_config(**SIZES)
 
 
@@ -77,100 +52,14 @@ def program(tmp_path_factory) -> Path:
     return program
 
 
-@dataclasses.dataclass
-class Result:
-    """What a quantum leaves."""
-
-    rows: np.ndarray
-    logits: np.ndarray
-    entries: np.ndarray
-    fault: np.ndarray
-    pages: list[np.ndarray]
-
-
-@dataclasses.dataclass
-class Emulator:
-    """The kernel, a model and the folder of the files."""
-
-    program: Path
-    folder: Path
-    config: Config
-    params: Params
-
-    def run(
-        self,
-        batch: Start,
-        rows: Sequence[DecodeRow],
-        steps: int,
-        *,
-        seed: int = 1,
-        sms: int = SMS,
-        schedule: Schedule | None = None,
-        order: Order | None = None,
-        timeout_ns: int = 10**10,
-        size: int | None = None,
-        shared_memory: int = SHARED_MEMORY,
-        stop: bool = False,
-        counter_origin: int = 0,
-    ) -> Result:
-        """One quantum of a batch of `size` rows, those after `rows` idle."""
-        config, size = self.config, size or len(rows)
-        if schedule is None:
-            order = order or select(size, max(row.position for row in rows) + 1)
-            schedule = build(config, batch=size, sms=sms, dtype=jnp.bfloat16, order=order)
-        options = (
-            *(size, steps, seed, timeout_ns, shared_memory),
-            *(len(schedule.queue_names), schedule.workspace.bytes, stop, counter_origin),
-        )
-        arrays = [
-            np.array(sizes_of(config), np.int32),
-            np.array([config.norm_eps, config.logit_scale], np.float32),
-            np.array(options, np.int64),
-            schedule.tasks,
-            schedule.begin,
-            schedule.counter_needs,
-            buffer_places(schedule),
-            pack_rows(rows, size),
-            *tables_of(rows, batch.tables, size),
-            binding._frequencies(config),
-            *weight_arrays(config, self.params),
-            *batch.host_cache,
-        ]
-        write_arrays(self.folder / "in", arrays)
-        subprocess.run([self.program, self.folder / "in", self.folder / "out"], check=True, timeout=120)
-        data, place, values = (self.folder / "out").read_bytes(), 0, []
-        types = [
-            (np.dtype(np.int32), (size, ROW_FIELDS)),
-            (np.dtype(np.float32), (size, config.vocab_size)),
-            (ENTRY, (-1,)),
-            (FAULT, (-1,)),
-            *((pages.dtype, pages.shape) for pages in batch.host_cache),
-        ]
-        for dtype, shape in types:
-            bytes_ = int(np.frombuffer(data, np.int64, 1, place)[0])
-            values.append(np.frombuffer(data[place + 8 : place + 8 + bytes_], dtype).reshape(shape))
-            place += 8 + bytes_
-        return Result(values[0], values[1], values[2], values[3][0], values[4:])
-
-
-def params_of(config: Config) -> Params:
-    """With an embedding so small that what the layers add decides."""
-    params = jax.tree.map(lambda a: a.astype(jnp.bfloat16), tiny_params(config, seed=1))
-    return params | {"embed": params["embed"] / 64}
-
-
 @pytest.fixture(scope="module")
 def params():
     return params_of(CONFIG)
 
 
 @pytest.fixture
-def emulator(program, tmp_path, params) -> Emulator:
-    return Emulator(program, tmp_path, CONFIG, params)
-
-
-def batch_of(config: Config, positions: Sequence[int | None], **options) -> Start:
-    return start(config, positions, room=8, seed=2, dtype=jnp.bfloat16, **options)
+def emulator(program, tmp_path, params) -> KernelProgram:
+    return KernelProgram(program, tmp_path, CONFIG, params)
 
 
 def steps_of(entries: np.ndarray) -> list[list[tuple[int, int, Finish]]]:
@@ -361,7 +250,7 @@ def test_other_models(program, tmp_path, variant):
     config = tiny_config(**SIZES | ALL_EXPERTS | VARIANTS[variant])
     params = params_of(config)
     batch = batch_of(config, [130, 0, 63])
-    result = Emulator(program, tmp_path, config, params).run(batch, batch.rows, 2, size=4)
+    result = KernelProgram(program, tmp_path, config, params).run(batch, batch.rows, 2, size=4)
     assert_agrees(config, params, batch, batch.rows, result)
 
 
@@ -375,5 +264,5 @@ def test_other_shapes(program, tmp_path, rows, sms, order):
     config = tiny_config(**SIZES | ALL_EXPERTS)
     params = params_of(config)
     batch = batch_of(config, (330, 0, 69, 63, 70, 64, 1, 68)[:rows])
-    result = Emulator(program, tmp_path, config, params).run(batch, batch.rows, 3, sms=sms, order=order)
+    result = KernelProgram(program, tmp_path, config, params).run(batch, batch.rows, 3, sms=sms, order=order)
     assert_agrees(config, params, batch, batch.rows, result)

@@ -3,7 +3,8 @@
 // A page of the ring holds the 64 keys of a KV page in rows 0 … 7, 8 keys a row, and their values in rows 8 … 15. With
 // the rows' padding, the keys q, q + 8, …, q + 56 lie in different banks: these are the rows of every fragment.
 //
-//   scores   [64 keys, 8 query heads] = K Qᵀ: four warps, 16 keys each; the other four do the next page
+//   scores   [64 keys, 8 query heads] = K Qᵀ: four warps, 16 keys each; the other four do the next page, and each four
+//            do theirs before they go on with the page before
 //   outputs  [128 dims, 8 query heads] += Vᵀ P: each warp has 16 dims of all heads, so nothing is left to fold
 //
 // The softmax runs over the pages with a running maximum, by all warps alike. The step's own key and value come with
@@ -187,18 +188,19 @@ struct Attention {
             out[0] = out[1] = low;
             out[2] = out[3] = high;
         }
+        if (i.pages > 0 && !score_page(r, stage, i, 0)) return false;
 #pragma unroll 1
         for (int p = 0; p < i.pages; ++p) {
+            // Ahead of this page's softmax, so that the other warps find the next page's scores ready.
+            if (p + 1 < i.pages && !score_page(r, stage, i, p + 1)) return false;
+            const int turn = r.scores_read % 2, round = r.scores_read / 2 % 2;
             const uint32_t page = r.take_page();
-            if (page == 0) return false;
-            float* scores = s.scores[r.score_turn];
+            if (page == 0 || !r.wait(&s.scores_full[turn], round)) return false;
+            const float* scores = s.scores[turn];
+            const uint32_t values = page + kKeyRows * kRowStride;
             // Positions of the item, counted from the page's first one.
             const int start = (i.first_page + p) * kPageTokens, begin = i.begin - start, end = i.end - start;
-            if (r.warp / 4 == r.score_turn) store_scores(r, page, stage, scores, begin, end);
-            r.score_turn ^= 1;
-            const uint32_t values = page + kKeyRows * kRowStride;
             if (begin > 0 || end < kPageTokens) clear_values(r, values + dims * 2, begin, end);
-            if (!r.meet()) return false;
 
             float weight[16];  // of keys 16 t …
             float most = largest;
@@ -207,6 +209,9 @@ struct Attention {
                 const float4 four = *reinterpret_cast<const float4*>(scores + g * kScoreStride + t * 20 + j);
                 weight[j] = four.x, weight[j + 1] = four.y, weight[j + 2] = four.z, weight[j + 3] = four.w;
             }
+            __syncwarp();
+            if (r.lane == 0) barrier_arrive(&s.scores_empty[turn]);
+            ++r.scores_read;
 #pragma unroll
             for (int j = 0; j < 16; ++j) most = fmaxf(most, weight[j]);
             most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
@@ -285,6 +290,23 @@ struct Attention {
             sum += low_half(q) * low_half(k) + high_half(q) * high_half(k);
         }
         return warp_sum(sum);
+    }
+
+    // The scores of page p of the item, by one half of the warps and the other in turn. `p` is the page that is taken
+    // next, or the one after it.
+    __device__ __forceinline__ static bool score_page(Consumer& r, uint32_t stage, const Item& i, int p) {
+        Shared& s = r.shared();
+        const int turn = r.scores_written % 2, round = r.scores_written / 2 % 2;
+        const bool mine = r.warp / 4 == turn;
+        ++r.scores_written;
+        if (!mine) return true;
+        const uint32_t page = r.see_page(p == 0 ? 0 : 1);
+        if (page == 0 || !r.wait(&s.scores_empty[turn], round ^ 1)) return false;
+        const int start = (i.first_page + p) * kPageTokens;
+        store_scores(r, page, stage, s.scores[turn], i.begin - start, i.end - start);
+        __syncwarp();
+        if (r.lane == 0) barrier_arrive(&s.scores_full[turn]);
+        return true;
     }
 
     // Scores of keys q = 2 (warp % 4) and q + 1 of every 8; minus infinity outside [begin, end).

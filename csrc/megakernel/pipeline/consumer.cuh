@@ -8,19 +8,28 @@ namespace north_jax::megakernel::pipeline {
 
 struct Consumer : Common {
     using Common::Common;
+    static constexpr int kSums = 4;  // so that a product does not wait for the one before it
     RoutingReader routing;
-    float sum[2][4];                    // even and odd steps
-    int score_turn = 0, self_turn = 0;  // which half of the scores is next
+    float sum[kSums][4];                      // of every kSums-th step
+    int scores_written = 0, scores_read = 0;  // pages
+    int self_turn = 0;                        // which half of the own scores is next
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) sum[i / 4][i % 4] = 0;
+        for (int i = 0; i < 4 * kSums; ++i) sum[i / 4][i % 4] = 0;
     }
 
     // Waits for the next page; gives its address, 0 after a fault.
     __device__ __forceinline__ uint32_t take_page() const {
         if (!wait(&shared().page_full[page_.slot], page_.parity)) return 0;
         return memory.pages + page_.slot * kPageBytes;
+    }
+    // Waits for the page `after` the next one (0 or 1), which it does not take; gives its address, 0 after a fault.
+    __device__ __forceinline__ uint32_t see_page(int after) const {
+        Cursor seen = page_;
+        if (after == 1) seen.advance(memory.layout.pages);
+        if (!wait(&shared().page_full[seen.slot], seen.parity)) return 0;
+        return memory.pages + seen.slot * kPageBytes;
     }
     __device__ __forceinline__ void release_page() {
         __syncwarp();
@@ -45,11 +54,11 @@ struct Consumer : Common {
         const int steps = columns / (kConsumerWarps * 16);
         uint32_t from = page + lane % 16 * kRowStride + warp * steps * 32 + lane / 16 * 16;
         uint32_t with = row + warp * steps * 32 + lane % 4 * 4;
-        int k = 0;
+        // Whole pages and North's experts at once: all loads go out before the first product waits for one.
+        if (steps == 8) return multiply_steps<8>(from, with, row != 0);
+        if (steps == 6) return multiply_steps<6>(from, with, row != 0);
 #pragma unroll 1
-        for (; k + 4 <= steps; k += 4, from += 4 * 32, with += 4 * 32) multiply_steps<4>(from, with, row != 0);
-#pragma unroll 1
-        for (; k < steps; ++k, from += 32, with += 32) multiply_steps<1>(from, with, row != 0);
+        for (int k = 0; k < steps; ++k, from += 32, with += 32) multiply_steps<1>(from, with, row != 0);
     }
 
     // Hands the sums of a tile to the storer whose turn it is, and begins new ones.
@@ -58,12 +67,12 @@ struct Consumer : Common {
         const int batch = c.plan.batch, stride = sums_stride(batch), g = lane / 4, column = lane % 4 * 2;
         float* to = memory.sums + sums_.slot * (memory.layout.sums_bytes / 4) + (warp * batch + column) * stride + g;
         if (column < batch) {
-            to[0] = sum[0][0] + sum[1][0];
-            to[8] = sum[0][2] + sum[1][2];
+            to[0] = all(0);
+            to[8] = all(2);
         }
         if (column + 1 < batch) {
-            to[stride] = sum[0][1] + sum[1][1];
-            to[stride + 8] = sum[0][3] + sum[1][3];
+            to[stride] = all(1);
+            to[stride + 8] = all(3);
         }
         arrive_at_storer();
         return true;
@@ -79,8 +88,8 @@ struct Consumer : Common {
     // A barrier of the consumers.
     __device__ __forceinline__ bool meet() {
         __syncwarp();
-        if (lane == 0) barrier_arrive(&shared().scores_ready);
-        const bool ok = wait(&shared().scores_ready, met_);
+        if (lane == 0) barrier_arrive(&shared().consumers_met);
+        const bool ok = wait(&shared().consumers_met, met_);
         met_ ^= 1;
         return ok;
     }
@@ -99,6 +108,8 @@ struct Consumer : Common {
     }
 
    private:
+    __device__ __forceinline__ float all(int i) const { return (sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i]); }
+
     template <int kSteps>
     __device__ __forceinline__ void multiply_steps(uint32_t from, uint32_t with, bool some) {
         FragmentA a[kSteps];
@@ -110,7 +121,7 @@ struct Consumer : Common {
             if (some) b[k] = {{load_shared(with + k * 32), load_shared(with + k * 32 + 16)}};
         }
 #pragma unroll
-        for (int k = 0; k < kSteps; ++k) multiply_add(sum[k % 2], a[k], b[k]);
+        for (int k = 0; k < kSteps; ++k) multiply_add(sum[k % kSums], a[k], b[k]);
     }
 
     __device__ __forceinline__ void arrive_at_storer() {

@@ -18,7 +18,7 @@ __device__ __forceinline__ bool stage_input(Loader& r) {
     const bf16* in = r.buffer<const bf16>(FIELD_INPUT) + r.lane * columns;
     if (r.lane == 0) barrier_arrive_expect(&r.shared().input_full, batch * columns * 2);
     __syncwarp();
-    r.input_copied = true;
+    if (r.lane == 0) r.shared().input_copied = true;
     uint32_t to = r.memory.input + r.lane * kRowStride;
 #pragma unroll 1
     for (int k = 0; k < columns; k += kPageColumns) {

@@ -147,7 +147,11 @@ __device__ void init_barriers(Shared& s) {
         barrier_init(&s.routing_full[i], 1);
         barrier_init(&s.routing_empty[i], kRoutingReaders);
     }
-    barrier_init(&s.scores_ready, kConsumerWarps);
+    barrier_init(&s.consumers_met, kConsumerWarps);
+    for (int i = 0; i < 2; ++i) {
+        barrier_init(&s.scores_full[i], kConsumerWarps / 2);
+        barrier_init(&s.scores_empty[i], kConsumerWarps);
+    }
     barrier_init(&s.head_stored, 1);
     barrier_init(&s.step_begins, 1);
     for (int i = 0; i < kTaskSlots; ++i) {
@@ -170,6 +174,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         s.step = 0;
         s.counter_origin = quantum.counter_origin;
         s.aborted = false;
+        s.input_copied = false;
 #ifdef NORTH_JAX_TRACE
         s.trace = trace_target;
 #endif

@@ -13,9 +13,8 @@ struct Loader : TeamRole<kLoaderWarps, 1> {
     using TeamRole::TeamRole;
     RoutingReader routing;
     Router router;
-    int input_layer = -1;       // whose input has been staged
-    bool input_copied = false;  // by a bulk copy
-    int norm_turn = 0;          // which half of the sums is next
+    int input_layer = -1;  // whose input has been staged
+    int norm_turn = 0;     // which half of the sums is next
 
     __device__ __forceinline__ bool stages() const { return warp == 0; }
     __device__ __forceinline__ bool routes() const { return warp == 1; }
@@ -60,7 +59,7 @@ struct Loader : TeamRole<kLoaderWarps, 1> {
             }
             stage_.advance(kStages);
         }
-        while (input_copied && !__all_sync(~0u, barrier_test(&shared().input_full, input_.parity))) {
+        while (shared().input_copied && !__all_sync(~0u, barrier_test(&shared().input_full, input_.parity))) {
         }
     }
 

@@ -18,9 +18,8 @@ class Router {
         const int batch = r.c.plan.batch;
         uint32_t chosen = 0;  // bit 8 i + b: row b goes to this lane's expert i
 #pragma unroll 1
-        for (int b = 0; b < batch; b += kTogether) {
-            choose_rows(r, b, table, &chosen);
-            weigh_rows(r, b, table);
+        for (int b = 0; b < batch; ++b) {
+            if (r.live(b)) choose_row(r, b, table, &chosen);
         }
         list_active(r.lane, chosen, table);
         __syncwarp();
@@ -32,7 +31,6 @@ class Router {
     __device__ __forceinline__ void end_step() { layer_ = -1; }
 
    private:
-    static constexpr int kTogether = 2;                       // rows, whose steps hide each other's latency
     static constexpr int kOfLane = kMaxPipelineExperts / 32;  // experts 4 l … 4 l + 3 are lane l's
 
     // A number that orders logits as jax.lax.top_k does, NaN first; never 0.
@@ -45,59 +43,45 @@ class Router {
         return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
     }
 
-    // The choices of rows `first` and `first + 1`, with their logits for weights. A row that is idle, or that does not
-    // exist, chooses too, and nobody looks at what.
-    __device__ __forceinline__ static void choose_rows(const Common& role, int first, RoutingTable& table,
-                                                       uint32_t* chosen) {
+    // The choices of one row, and their weights.
+    __device__ __forceinline__ static void choose_row(const Common& role, int b, RoutingTable& table,
+                                                      uint32_t* chosen) {
         const Geometry& g = role.c.plan.geometry;
-        const int lane = role.lane, last = role.c.plan.batch - 1;
-        const float* logits = role.buffer<const float>(FIELD_INPUT_2) + lane * kOfLane;
-        uint32_t key[kTogether][kOfLane];
+        const int lane = role.lane, first = lane * kOfLane;
+        const bool exist = first < g.experts;
+        const float4 four = load_fresh(role.buffer<const float>(FIELD_INPUT_2) + b * g.experts + first, exist);
+        uint32_t key[kOfLane] = {key_of(four.x), key_of(four.y), key_of(four.z), key_of(four.w)};
 #pragma unroll
-        for (int r = 0; r < kTogether; ++r) {
-            float4 four{0, 0, 0, 0};
-            const bool exist = lane * kOfLane < g.experts;
-            if (exist) four = load_fresh(logits + min(first + r, last) * g.experts);
-            key[r][0] = exist ? key_of(four.x) : 0, key[r][1] = exist ? key_of(four.y) : 0;
-            key[r][2] = exist ? key_of(four.z) : 0, key[r][3] = exist ? key_of(four.w) : 0;
-        }
+        for (uint32_t& k : key) k = exist ? k : 0;
+        const uint32_t lanes_before = (1u << lane) - 1;
+        uint8_t* choices = table.choice[b];
+        float* weights = table.weight[b];
 #pragma unroll 1
         for (int j = 0; j < g.top_k; ++j) {
+            const uint32_t mine = max(max(key[0], key[1]), max(key[2], key[3]));
+            const uint32_t most = __reduce_max_sync(~0u, mine);
+            // The first lane that has it, and there the first key.
+            const uint32_t lanes = __ballot_sync(~0u, mine == most);
+            bool wanted = mine == most && (lanes & lanes_before) == 0;
 #pragma unroll
-            for (int r = 0; r < kTogether; ++r) {
-                uint32_t (&k)[kOfLane] = key[r];
-                const uint32_t mine = max(max(k[0], k[1]), max(k[2], k[3]));
-                const uint32_t most = __reduce_max_sync(~0u, mine);
-                const int owner = __ffs(__ballot_sync(~0u, mine == most)) - 1;
-                if (lane != owner) continue;
-                const int which = k[0] == most ? 0 : k[1] == most ? 1 : k[2] == most ? 2 : 3;
-#pragma unroll
-                for (int i = 0; i < kOfLane; ++i) k[i] = which == i ? 0 : k[i];
-                if (first + r > last || !role.live(first + r)) continue;
-                *chosen |= 1u << (8 * which + first + r);
-                table.choice[first + r][j] = static_cast<uint8_t>(lane * kOfLane + which);
-                table.weight[first + r][j] = logit_of(most);
+            for (int i = 0; i < kOfLane; ++i) {
+                const bool taken = wanted && key[i] == most;
+                if (taken) choices[j] = static_cast<uint8_t>(first + i), weights[j] = logit_of(most);
+                *chosen |= taken ? 1u << (8 * i + b) : 0;
+                key[i] = taken ? 0 : key[i];
+                wanted = wanted && !taken;
             }
         }
         __syncwarp();
-    }
-
-    // From logits to weights: row `first` by lanes 0 … 15, the next one by the others, a lane a choice.
-    __device__ __forceinline__ static void weigh_rows(const Common& role, int first, RoutingTable& table) {
-        static_assert(kTogether == 2 && kMaxTopK == 16, "a half warp a row, a lane a choice");
-        const Geometry& g = role.c.plan.geometry;
-        float* weights = table.weight[min(first + role.lane / 16, kMaxBatch - 1)];
-        const int j = role.lane % 16;
-        const float logit = j < g.top_k ? weights[j] : -INFINITY;
-        float weight = g.softmax_router ? __expf(logit - __shfl_sync(~0u, logit, role.lane & 16)) : fast_sigmoid(logit);
+        const float logit = lane < g.top_k ? weights[lane] : -INFINITY;
+        float weight = g.softmax_router ? __expf(logit - __shfl_sync(~0u, logit, 0)) : fast_sigmoid(logit);
         if (g.softmax_router || g.renormalise) {
-            float sum = j < g.top_k ? weight : 0;
+            float sum = lane < g.top_k ? weight : 0;
 #pragma unroll 1
-            for (int o = 8; o > 0; o /= 2) sum += __shfl_xor_sync(~0u, sum, o);
+            for (int o = 16; o > 0; o /= 2) sum += __shfl_xor_sync(~0u, sum, o);
             weight = __fdividef(weight, sum);
         }
-        if (j < g.top_k) weights[j] = weight;
-        __syncwarp();
+        if (lane < g.top_k) weights[lane] = weight;
     }
 
     // The active experts in ascending order, with their rows.

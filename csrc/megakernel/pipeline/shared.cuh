@@ -95,8 +95,9 @@ struct Shared {
     uint64_t input_full, input_empty;
     uint64_t sums_full[kMaxSums], sums_empty[kMaxSums];
     uint64_t routing_full[2], routing_empty[2];
-    uint64_t scores_ready;  // of the consumers among themselves
-    uint64_t head_stored;   // the second storer's part of the logits
+    uint64_t consumers_met;  // of the consumers among themselves
+    uint64_t scores_full[2], scores_empty[2];
+    uint64_t head_stored;  // the second storer's part of the logits
     uint64_t step_begins;
     uint64_t tasks_full[kTaskSlots], tasks_empty[kTaskSlots];
     alignas(16) PipelineTask task[kTaskSlots][kTasksOfSlot];
@@ -116,7 +117,8 @@ struct Shared {
     uint32_t live_rows;      // that the step began with: bit b, row b
     uint32_t decision;
     bool ended;
-    volatile bool aborted;  // after a fault, here or in another block
+    volatile bool aborted;       // after a fault, here or in another block
+    volatile bool input_copied;  // by a bulk copy, once at least
     TraceTarget trace;
 };
 

@@ -1,0 +1,65 @@
+// Runs a quantum of the pipelined kernel on a GPU, without Python: for compute-sanitizer and profilers.
+//
+//   device IN OUT
+#include <cuda_runtime.h>
+
+#include "quantum.h"
+
+namespace {
+
+void check(cudaError_t status, const char* what) {
+    if (status == cudaSuccess) return;
+    std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(status));
+    std::exit(5);
+}
+
+template <class T>
+T* on_device(const std::vector<T>& from) {
+    T* to = nullptr;
+    check(cudaMalloc(&to, std::max<size_t>(from.size() * sizeof(T), 16)), "memory");
+    check(cudaMemcpy(to, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice), "a copy");
+    return to;
+}
+
+template <class T>
+void from_device(std::vector<T>& to, const void* from) {
+    check(cudaMemcpy(to.data(), from, to.size() * sizeof(T), cudaMemcpyDeviceToHost), "a copy");
+}
+
+template <class T>
+T* mapped() {
+    void* memory = nullptr;
+    check(cudaHostAlloc(&memory, sizeof(T), cudaHostAllocMapped), "mapped memory");
+    return new (memory) T{};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (argc != 3) return 2;
+    Input input(argv[1]);
+    if (const std::string reason = input.refused(); !reason.empty()) {
+        std::fprintf(stderr, "the pipelined kernel does not run %s\n", reason.c_str());
+        return 4;
+    }
+    for (size_t i = 0; i < input.weights.size(); ++i) input.model.weights[i].data = on_device(input.weights[i]);
+    const DevicePlan plan =
+        input.plan(on_device(input.model.weights), on_device(input.model.frequencies),
+                   on_device(pipeline::pipeline_tasks(input.lists, input.model)), on_device(input.lists.begin));
+    DeviceBatch batch = input.batch(on_device(input.rows), on_device(input.full_table), on_device(input.sliding_table),
+                                    on_device(input.workspace));
+    for (int i = 0; i < input.model.geometry.layers; ++i) batch.pools[i] = input.pool(i, on_device(input.pools[i]));
+    const WordLayout layout{static_cast<int64_t>(input.lists.counter_needs.size()), input.queues};
+    uint32_t* memory = on_device(std::vector<uint32_t>(layout.words()));
+    auto* channel = mapped<Channel>();
+    auto* fault = mapped<DeviceFault>();
+    channel->stop = input.stop;
+    check(reset_words(memory, layout, input.quantum.counter_origin, nullptr), "words");
+    check(launch_pipelined(plan, layout.in(memory), batch, channel, fault, input.quantum, nullptr), "the launch");
+    check(cudaDeviceSynchronize(), "the kernel");
+    from_device(input.rows, batch.rows);
+    from_device(input.workspace, batch.workspace);
+    for (size_t i = 0; i < input.pools.size(); ++i) from_device(input.pools[i], batch.pools[i].data);
+    write_result(argv[2], input, *channel, *fault);
+    return channel->finished == input.quantum.number ? 0 : 6;
+}
