@@ -29,7 +29,7 @@ BASES = {
     "tuned": {"order": TUNED, "batch": 2, "sms": 3, "planes": 1, "splits": 2},
 }
 # Fields that a schedule may change in without harm. A wait may go, or be for another counter, where the lane has waited
-# for enough already; slices likewise; rounds may end behind the last item; an empty range begins anywhere, for any rows.
+# for enough already; slices likewise; rounds may end behind the last item; an empty range begins anywhere, for any row.
 HARMLESS = {F.WAIT, F.WAIT_COUNT, F.WAIT_NEED, F.SLICE_WAIT, F.SLICE_NEED, F.ROUND_END}
 HARMLESS_IF_EMPTY = {F.ROW_BEGIN, F.BATCH_BEGIN, F.BATCH_COUNT}
 

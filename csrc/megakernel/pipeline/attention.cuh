@@ -62,12 +62,10 @@ struct Attention {
 
     __device__ __forceinline__ static bool slides(const Common& r) { return r.c.field(FIELD_WINDOW) > 0; }
     __device__ __forceinline__ static Item item(const Common& r, int number) {
-        const Role role = static_cast<Role>(r.c.role);
-        KeyRange* to = &r.shared().keys[role == Role::kProducer ? 0
-                                        : role == Role::kStorer ? 1 + r.warp
-                                        : role == Role::kLoader ? 3
-                                                                : 4];
+        // Warps may be items apart, so that each has a place of its own.
+        KeyRange* to = &r.shared().keys[threadIdx.x / 32];
         const DeviceBatch& batch = r.c.batch;
+        __syncwarp();  // all lanes have read the item before
         find_keys(to, r.memory.splits + (slides(r) ? r.c.plan.batch : 0), r.c.plan.geometry.kv_heads,
                   slides(r) ? batch.sliding_entries : batch.full_entries, number);
         __syncwarp();
@@ -84,7 +82,6 @@ struct Attention {
 #pragma unroll 1
         for (int n = r.c.field(FIELD_DEALER); n < count; n += r.c.field(FIELD_DEALERS)) {
             const Item i = item(r, n);
-            __syncwarp();      // all lanes have read it: without pages, one would write the next in its place
             int32_t some = 0;  // page numbers, one a lane
 #pragma unroll 1
             for (int p = 0; p < i.pages; ++p) {

@@ -101,7 +101,7 @@ struct Shared {
     uint64_t step_begins;
     uint64_t tasks_full[kTaskSlots], tasks_empty[kTaskSlots];
     alignas(16) PipelineTask task[kTaskSlots][kTasksOfSlot];
-    KeyRange keys[5];  // of producer, storers, loader and consumers, who all write the same
+    KeyRange keys[kWarps];  // of each warp
     Patience patience;
     int task_of_warp[kWarps];  // for reports; -1 between steps
     int step;
