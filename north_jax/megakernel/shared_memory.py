@@ -9,7 +9,7 @@ The fixed parts come first, the rest are pages of the weight ring:
 * sums: what the consumer warps, which share a page's columns, leave to the epilogue, twice over; or, for attention, the
   sums of half of the warps;
 * routing: experts, their rows and weights, of the task at hand and of the next;
-* side: the sampling and routing tables of the side warps;
+* side: tables of sampling and routing;
 * descriptors and barriers.
 """
 

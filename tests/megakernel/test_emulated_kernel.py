@@ -177,7 +177,7 @@ def task_of(schedule: Schedule, opcode: Opcode) -> int:
         (Opcode.ADD_RMSNORM, Field.WAIT_NEED),  # the loader, all of it
         (Opcode.MOE_UPGATE_ACT, Field.WAIT_NEED),  # the router
         (Opcode.O_PROJ, Field.SLICE_NEED),  # the loader's first warp
-        (Opcode.END_STEP, Field.WAIT_NEED),  # the side warps of one block, and all others for its decision
+        (Opcode.END_STEP, Field.WAIT_NEED),  # the loader of one block, and all others for its decision
         *(
             pytest.param(*pair, marks=slow)
             for pair in (

@@ -9,7 +9,7 @@ namespace north_jax::megakernel::pipeline {
 struct Consumer : Common {
     using Common::Common;
     static constexpr int kSums = 4;  // so that a product does not wait for the one before it
-    RoutingReader routing;
+    RoutingTurn routing;
     float sum[kSums][4];                      // of every kSums-th step
     int scores_written = 0, scores_read = 0;  // pages
     int self_turn = 0;                        // which half of the own scores is next

@@ -41,7 +41,7 @@ __device__ __forceinline__ bool run(Loader& r) {
     if (StepEnd::takes(opcode)) return StepEnd::run(r);
     if (r.folds()) return opcode != ATTN_COMBINE || SplitsFold::run(r);
     if (takes_input(opcode) && !stage_input(r)) return false;
-    if (r.routes()) return !routed || r.router.choose(r);
+    if (r.routes()) return !routed || Router::choose(r, r.routing);
     if (!r.stages()) return true;
     switch (opcode) {
         case ATTN_DECODE:
@@ -203,6 +203,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         }
     } else {
         Loader role(context, memory, Role::kLoader, warp - kFirstLoader, lane);
+        if (role.routes()) role.routing.cursor = Cursor::filling();
         work(role);
         role.leave();
         role.drain();

@@ -11,8 +11,7 @@ constexpr int kFolderWarps = 2;
 
 struct Loader : TeamRole<kLoaderWarps, 1> {
     using TeamRole::TeamRole;
-    RoutingReader routing;
-    Router router;
+    RoutingTurn routing;   // of the first warp, which reads, and of the second, which fills
     int input_layer = -1;  // whose input has been staged
     int norm_turn = 0;     // which half of the sums is next
 
@@ -45,7 +44,7 @@ struct Loader : TeamRole<kLoaderWarps, 1> {
 
     __device__ __forceinline__ void end_step() {
         if (stages()) routing.end_step(*this);
-        router.end_step();
+        if (routes()) routing.layer = -1;
         input_layer = -1;
     }
 

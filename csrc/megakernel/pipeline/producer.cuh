@@ -7,7 +7,7 @@ namespace north_jax::megakernel::pipeline {
 
 struct Producer : Common {
     using Common::Common;
-    RoutingReader routing;
+    RoutingTurn routing;
 
     // Fills the next page with `rows` rows of `bytes` bytes. Lane l < rows copies row l, from `from`.
     __device__ __forceinline__ bool fill_page(const void* from, int rows, int bytes) {

@@ -233,33 +233,33 @@ struct TeamRole : Common {
     bool refused_ = false;
 };
 
-// Reads a layer's experts; the router may write over them once every reader has gone on to a later layer.
-class RoutingReader {
-   public:
-    // The table of the task's layer; null after a fault.
+// Where a warp is in the ring of routing tables. A reader keeps its layer's table until it goes on to a later one; the
+// router may write over it once every reader has.
+struct RoutingTurn {
+    int layer = -1;
+    Cursor cursor;
+
+    // The table of the task's layer, for a reader; null after a fault.
     __device__ __forceinline__ const RoutingTable* of_task(const Common& r) {
-        const int layer = r.c.field(FIELD_LAYER);
-        if (layer != layer_) {
+        const int of = r.c.field(FIELD_LAYER);
+        if (of != layer) {
             release(r);
-            layer_ = layer;
-            if (!r.wait(&r.shared().routing_full[cursor_.slot], cursor_.parity)) return nullptr;
+            layer = of;
+            if (!r.wait(&r.shared().routing_full[cursor.slot], cursor.parity)) return nullptr;
         }
-        return &r.shared().routing[cursor_.slot];
+        return &r.shared().routing[cursor.slot];
     }
 
     __device__ __forceinline__ void end_step(const Common& r) { release(r); }
 
    private:
     __device__ __forceinline__ void release(const Common& r) {
-        if (layer_ < 0) return;
-        layer_ = -1;
+        if (layer < 0) return;
+        layer = -1;
         __syncwarp();
-        if (r.lane == 0) barrier_arrive(&r.shared().routing_empty[cursor_.slot]);
-        cursor_.advance(2);
+        if (r.lane == 0) barrier_arrive(&r.shared().routing_empty[cursor.slot]);
+        cursor.advance(2);
     }
-
-    int layer_ = -1;
-    Cursor cursor_;
 };
 
 // Warps that read routing tables: the producer, the storers, the loader's first warp and the consumers.

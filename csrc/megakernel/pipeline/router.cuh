@@ -6,15 +6,14 @@
 
 namespace north_jax::megakernel::pipeline {
 
-class Router {
-   public:
-    // At the first task of a layer that needs its experts: chooses them.
-    __device__ __forceinline__ bool choose(const Common& r) {
-        if (r.c.field(FIELD_LAYER) == layer_) return true;
-        layer_ = r.c.field(FIELD_LAYER);
-        if (!r.wait(&r.shared().routing_empty[cursor_.slot], cursor_.parity)) return false;
+struct Router {
+    // At the first task of a layer that needs its experts: chooses them. `turn` is that of who fills.
+    __device__ __forceinline__ static bool choose(const Common& r, RoutingTurn& turn) {
+        if (r.c.field(FIELD_LAYER) == turn.layer) return true;
+        turn.layer = r.c.field(FIELD_LAYER);
+        if (!r.wait(&r.shared().routing_empty[turn.cursor.slot], turn.cursor.parity)) return false;
         if (!r.wait_task()) return false;
-        RoutingTable& table = r.shared().routing[cursor_.slot];
+        RoutingTable& table = r.shared().routing[turn.cursor.slot];
         const int batch = r.c.plan.batch;
         uint32_t chosen = 0;  // bit 8 i + b: row b goes to this lane's expert i
 #pragma unroll 1
@@ -23,12 +22,10 @@ class Router {
         }
         list_active(r.lane, chosen, table);
         __syncwarp();
-        if (r.lane == 0) barrier_arrive(&r.shared().routing_full[cursor_.slot]);
-        cursor_.advance(2);
+        if (r.lane == 0) barrier_arrive(&r.shared().routing_full[turn.cursor.slot]);
+        turn.cursor.advance(2);
         return true;
     }
-
-    __device__ __forceinline__ void end_step() { layer_ = -1; }
 
    private:
     static constexpr int kOfLane = kMaxPipelineExperts / 32;  // experts 4 l … 4 l + 3 are lane l's
@@ -103,9 +100,6 @@ class Router {
         }
         if (lane == 0) table.active = active;
     }
-
-    int layer_ = -1;
-    Cursor cursor_ = Cursor::filling();
 };
 
 }  // namespace north_jax::megakernel::pipeline

@@ -163,7 +163,6 @@ struct Memory {
     float2* rotation;        // [batch, kHeadDim / 2]
     int32_t* pages_of_rows;  // [batch, 2]: full, sliding
     Splits* splits;          // [2, batch], of full and of sliding layers; count 0 in idle rows
-    SampleScratch* sample;   // in place of stages, which nobody uses while tokens are drawn
     uint32_t pages;          // shared-memory addresses
     uint32_t input;
     uint32_t stages;
@@ -184,10 +183,14 @@ struct Memory {
         input_generic = next;
         next += align(l.input_bytes);
         stages = shared_address(next);
-        sample = reinterpret_cast<SampleScratch*>(next);
         static_assert(sizeof(SampleScratch) <= kStages * kMinStageBytes, "sampling fits into the stages");
         next += align(kStages * l.stage_bytes);
         sums = reinterpret_cast<float*>(next);
+    }
+
+    // In place of stages, which nobody uses while tokens are drawn.
+    __device__ __forceinline__ SampleScratch* sample() const {
+        return reinterpret_cast<SampleScratch*>(input_generic + align(layout.input_bytes));
     }
 };
 

@@ -18,11 +18,11 @@ struct StepEnd {
         const Context c = r.c;  // a copy: what others see by reference lies in memory, and the role should not
         switch (c.field(FIELD_OPCODE)) {
             case SAMPLE_HISTOGRAM:
-                return r.ended(sample_histogram(c, r.team(), r.memory.sample));
+                return r.ended(sample_histogram(c, r.team(), r.memory.sample()));
             case SAMPLE_MASS:
                 return r.ended(sample_mass(c, r.team()));
             case SAMPLE_DRAW:
-                return r.ended(sample_draw(c, r.team(), r.memory.sample));
+                return r.ended(sample_draw(c, r.team(), r.memory.sample()));
             default:
                 return r.ended(megakernel::end_step(c, r.team(), &r.shared().live_rows));
         }

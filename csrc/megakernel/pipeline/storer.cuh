@@ -7,7 +7,7 @@ namespace north_jax::megakernel::pipeline {
 
 struct Storer : Common {
     using Common::Common;
-    RoutingReader routing;
+    RoutingTurn routing;
 
     // Whether the next tile is this warp's: those in even slots are the first one's.
     __device__ __forceinline__ bool next_is_mine() {
