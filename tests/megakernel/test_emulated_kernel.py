@@ -142,6 +142,15 @@ def test_no_interleaving_changes_a_bit(emulator, seeds):
     assert len(set(results.values())) == 1
 
 
+def test_warps_may_be_items_of_attention_apart(program, tmp_path):
+    """Nothing makes the consumers meet between two items: what one of them works on must not be another's."""
+    config = tiny_config(**(SIZES | {"num_hidden_layers": 1, "vocab_size": 64}))
+    emulator = KernelProgram(program, tmp_path, config, params_of(config))
+    batch = batch_of(config, [130, 200, 70, 190])
+    results = [emulator.run(batch, batch.rows, 1, seed=seed) for seed in range(8)]
+    assert len({result.logits.tobytes() for result in results}) == 1
+
+
 def test_counters_may_wrap(emulator):
     """Within the first step and the second; and go on from the largest positive number."""
     batch = batch_of(CONFIG, [64])
