@@ -103,6 +103,7 @@ def test_runs_the_models_of_these_tests(variant):
         ({"hidden_size": 192}, {}, "a hidden size that is no multiple of 128 up to 2048"),
         ({"intermediate_size": 96}, {}, "experts whose width is no multiple of 128 up to 1024"),
         ({"num_experts": 256}, {}, "more than 128 experts"),
+        ({"num_experts": 18}, {}, "a number of experts that is no multiple of 4"),
     ],
 )
 def test_says_what_it_does_not_run(changes, options, reason):
