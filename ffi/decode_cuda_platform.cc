@@ -21,9 +21,6 @@ using megakernel::WordLayout;
 
 namespace {
 
-// Of the pipelined kernel, in the order of its Role.
-constexpr const char* kRoles[] = {"controller", "producer", "storer", "loader", "consumer"};
-
 void check(cudaError_t status, const char* what) {
     if (status != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
 }
@@ -175,8 +172,9 @@ std::string CudaPlatform::report() const {
     const uint32_t kind = __atomic_load_n(&fault.kind, __ATOMIC_ACQUIRE);
     if (kind == DeviceFault::kNone) return "";
     const std::lock_guard lock(mutex_);
-    const std::string role =
-        plans_.at(lists_.get())->plan.pipelined ? std::string(" (") + kRoles[fault.role] + ")" : "";
+    const std::string role = plans_.at(lists_.get())->plan.pipelined
+                                 ? std::string(" (") + megakernel::pipeline::kRoleNames[fault.role] + ")"
+                                 : "";
     const std::string where = "in step " + std::to_string(fault.step) + " SM " + std::to_string(fault.sm) + role;
     const std::string task = fault.task < 0 ? "" : " in " + megakernel::describe(*lists_, fault.task);
     switch (kind) {

@@ -35,13 +35,12 @@ __device__ __forceinline__ bool run(Producer& r) {
 
 __device__ __forceinline__ bool run(Loader& r) {
     const int opcode = r.c.field(FIELD_OPCODE);
-    const bool routed = opcode == MOE_UPGATE_ACT || opcode == MOE_DOWN;
     if (opcode == EMBED) return ResidualNorm::embed(r);
     if (opcode == ADD_RMSNORM) return ResidualNorm::add_norm(r);
     if (StepEnd::takes(opcode)) return StepEnd::run(r);
     if (r.folds()) return opcode != ATTN_COMBINE || SplitsFold::run(r);
     if (takes_input(opcode) && !stage_input(r)) return false;
-    if (r.routes()) return !routed || Router::choose(r, r.routing);
+    if (r.routes()) return !is_routed(opcode) || Router::choose(r, r.routing);
     if (!r.stages()) return true;
     switch (opcode) {
         case ATTN_DECODE:

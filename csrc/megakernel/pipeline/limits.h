@@ -9,6 +9,9 @@
 
 namespace north_jax::megakernel::pipeline {
 
+enum class Role : int { kController, kProducer, kStorer, kLoader, kConsumer };
+inline constexpr const char* kRoleNames[] = {"controller", "producer", "storer", "loader", "consumer"};
+
 constexpr int kMaxBatch = 8;  // rows: the columns of a tensor-core product
 constexpr int kMaxPipelineExperts = 128;
 constexpr int kConsumerWarps = 8;
@@ -39,6 +42,7 @@ HOST_DEVICE inline bool takes_input(int32_t opcode) {
 HOST_DEVICE inline bool takes_stages(int32_t opcode) {
     return opcode == O_PROJ || opcode == FFN_DOWN || opcode == MOE_DOWN;
 }
+HOST_DEVICE inline bool is_routed(int32_t opcode) { return opcode == MOE_UPGATE_ACT || opcode == MOE_DOWN; }
 HOST_DEVICE inline bool is_product(int32_t opcode) { return takes_input(opcode) || takes_stages(opcode); }
 
 // "" or why the kernel does not run these lists.

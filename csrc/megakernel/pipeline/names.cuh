@@ -9,8 +9,6 @@
 
 namespace north_jax::megakernel::pipeline {
 
-inline constexpr const char* kRoleNames[] = {"controller", "producer", "storer", "loader", "consumer"};
-
 inline const char* role_name(int warp) { return kRoleNames[static_cast<int>(role_of_warp(warp))]; }
 
 // The name of a barrier of `s`; "" for any other address.

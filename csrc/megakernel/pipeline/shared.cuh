@@ -21,8 +21,6 @@
 
 namespace north_jax::megakernel::pipeline {
 
-enum class Role : int { kController, kProducer, kStorer, kLoader, kConsumer };
-
 constexpr int kStorerWarps = 2;  // tiles go to one and the other in turn
 constexpr int kMaxSums = 4;      // slots of sums
 // Sixteen: with more, a thread would have fewer than 128 registers, and what does not fit into them would wait for the

@@ -9,8 +9,6 @@
 
 namespace north_jax::megakernel::pipeline {
 
-__device__ __forceinline__ bool is_routed(int opcode) { return opcode == MOE_UPGATE_ACT || opcode == MOE_DOWN; }
-
 // The experts that a task walks; `ok` is false after a fault.
 template <class R>
 __device__ __forceinline__ const RoutingTable* experts_of(R& r, bool* ok) {
