@@ -15,6 +15,7 @@ struct Team {
     __device__ int lane() const { return thread % 32; }
     __device__ bool leader() const { return thread == 0; }
 
+    // Where a lane has waited for something alone, its warp comes together first.
     __device__ void sync() const {
         __syncwarp();
         asm volatile("barrier.sync.aligned %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
