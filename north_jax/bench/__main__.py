@@ -10,6 +10,7 @@ COMMANDS = {
     "decode": "decode",
     "prefill": "prefill",
     "agreement": "agreement",
+    "operations": "operations",
     "properties": "properties",
     "soak": "soak",
     "trace": "trace",
