@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from north_jax.config import Config
@@ -20,6 +21,8 @@ from .activations import Activations
 from .comparison import FACTOR, FLOOR, errors
 from .jax_operations import JaxOperations
 from .oracles import HostWeights, f64
+
+_SIGMAS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Check:
       found: [B, …], the kernel's.
       exact: [B, …] float64.
       theirs: [B, …], JAX's.
+      noise: [B, …], standard deviation of what is inferred from rounded values, where it is not read; both sides have
+        that much by chance.
     """
 
     operation: str
@@ -39,29 +44,38 @@ class Check:
     found: np.ndarray
     exact: np.ndarray
     theirs: np.ndarray
+    noise: np.ndarray | None = None
 
     def judged(self) -> dict[str, Any]:
-        """The row that is worst: its error, JAX's, and what part `of_allowed` its error is; at most 1 is right."""
+        """The row that is worst: its error, JAX's, the most allowed and what part of that it is; at most 1 is right."""
         ours, theirs = (errors(f64(side), self.exact, 0) for side in (self.found, self.theirs))
-        shares = ours / (FACTOR * theirs + FLOOR)
+        chance = 0.0 if self.noise is None else errors(self.exact + self.noise, self.exact, 0)
+        allowed = FACTOR * theirs + FLOOR + _SIGMAS * chance
+        shares = ours / allowed
         row = int(np.argmax(shares))  # the first NaN, if there is one
         return {
             "operation": self.operation,
             "output": self.output,
             "error": float(ours[row]),
             "jax_error": float(theirs[row]),
+            "allowed": float(allowed[row]),
             "of_allowed": float(shares[row]),
             "row": row,
         }
+
+
+def rounding_step(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """From each value to the next one of `dtype`."""
+    exponents = np.floor(np.log2(np.maximum(np.abs(values), np.finfo(np.float32).tiny)))
+    return float(jnp.finfo(dtype).eps) * np.exp2(exponents)
 
 
 def fault(judged: dict[str, Any]) -> str | None:
     """What is wrong, in words. NaN is wrong."""
     if judged["of_allowed"] <= 1:
         return None
-    most = FACTOR * judged["jax_error"] + FLOOR
     what = f"{judged['operation']}, {judged['output']} of row {judged['row']}"
-    return f"{what}: error {judged['error']:.2e}, at most {most:.2e}"
+    return f"{what}: error {judged['error']:.2e}, at most {judged['allowed']:.2e}"
 
 
 class LayerChecks:
@@ -156,7 +170,9 @@ class LayerChecks:
             return np.sum(hidden * units, axis=2) / np.sum(units * units, axis=2)
 
         hidden = f64(seen.mlp_hidden)
-        yield Check(operation, "router weights in EXPERT_HIDDEN", fitted(hidden), weights, fitted(theirs))
+        step = rounding_step(hidden, seen.mlp_hidden.dtype) / np.sqrt(12)
+        noise = np.sqrt(np.sum(np.square(units * step), axis=2)) / np.sum(units * units, axis=2)
+        yield Check(operation, "router weights in EXPERT_HIDDEN", fitted(hidden), weights, fitted(theirs), noise)
         yield Check(operation, "EXPERT_HIDDEN", hidden, units * weights[:, :, None], theirs)
         exact = oracles.experts_down(hidden, experts, self._exact)
         yield Check("MOE_DOWN", "MLP_OUT", seen.mlp_out, exact, self._jax.down(hidden, logits))
