@@ -7,10 +7,16 @@ namespace north_jax {
 
 XLA_FFI_Error* KvWriteCpu(XLA_FFI_CallFrame* frame);
 XLA_FFI_Error* DecodeCpu(XLA_FFI_CallFrame* frame);
+XLA_FFI_Error* MoeGateUpCpu(XLA_FFI_CallFrame* frame);
+XLA_FFI_Error* MoeDownCpu(XLA_FFI_CallFrame* frame);
+XLA_FFI_Error* WarpDecodeCpu(XLA_FFI_CallFrame* frame);
 
 #ifdef NORTH_JAX_CUDA_ARCHITECTURES
 XLA_FFI_Error* KvWriteCuda(XLA_FFI_CallFrame* frame);
 XLA_FFI_Error* DecodeCuda(XLA_FFI_CallFrame* frame);
+XLA_FFI_Error* MoeGateUpCuda(XLA_FFI_CallFrame* frame);
+XLA_FFI_Error* MoeDownCuda(XLA_FFI_CallFrame* frame);
+XLA_FFI_Error* WarpDecodeCuda(XLA_FFI_CallFrame* frame);
 #endif
 
 }  // namespace north_jax

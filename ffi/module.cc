@@ -16,11 +16,17 @@ nb::dict handlers() {
     nb::dict cpu;
     cpu["north_jax.kv_write"] = capsule(north_jax::KvWriteCpu);
     cpu["north_jax.decode"] = capsule(north_jax::DecodeCpu);
+    cpu["north_jax.moe_gate_up"] = capsule(north_jax::MoeGateUpCpu);
+    cpu["north_jax.moe_down"] = capsule(north_jax::MoeDownCpu);
+    cpu["north_jax.warp_decode"] = capsule(north_jax::WarpDecodeCpu);
     by_platform["cpu"] = cpu;
 #ifdef NORTH_JAX_CUDA_ARCHITECTURES
     nb::dict cuda;
     cuda["north_jax.kv_write"] = capsule(north_jax::KvWriteCuda);
     cuda["north_jax.decode"] = capsule(north_jax::DecodeCuda);
+    cuda["north_jax.moe_gate_up"] = capsule(north_jax::MoeGateUpCuda);
+    cuda["north_jax.moe_down"] = capsule(north_jax::MoeDownCuda);
+    cuda["north_jax.warp_decode"] = capsule(north_jax::WarpDecodeCuda);
     by_platform["CUDA"] = cuda;
 #endif
     return by_platform;

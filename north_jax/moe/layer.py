@@ -13,8 +13,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from .config import Config
-from .layers import Array, Params, contract, swiglu
+from ..config import Config
+from ..layers import Array, Params, contract, swiglu
 
 type Method = Literal["auto", "dense", "gathered", "tiled"]
 TILE = 32  # rows of a tile of the tiled method
