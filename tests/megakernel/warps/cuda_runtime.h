@@ -103,6 +103,14 @@ inline unsigned __ballot_sync(unsigned, bool value) {
         return bits;
     });
 }
+template <class T>
+unsigned __match_any_sync(unsigned, T value) {
+    return fibers::exchange("match_any", value, [&](auto of) {
+        unsigned bits = 0;
+        for (int i = 0; i < 32; ++i) bits |= static_cast<unsigned>(of(i) == value) << i;
+        return bits;
+    });
+}
 inline bool __all_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) == ~0u; }
 inline bool __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
 inline int __reduce_add_sync(unsigned, int value) {
@@ -154,6 +162,12 @@ template <class T, class U>
 T atomicAdd(T* p, U value) {
     const T before = *p;
     *p += static_cast<T>(value);
+    return before;
+}
+template <class T, class U>
+T atomicOr(T* p, U value) {
+    const T before = *p;
+    *p |= static_cast<T>(value);
     return before;
 }
 template <class T>
