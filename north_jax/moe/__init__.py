@@ -18,7 +18,10 @@ from .quantized import dequantize as dequantize
 from .quantized import quantize as quantize
 from .reference import down_reference as down_reference
 from .reference import gate_up_reference as gate_up_reference
+from .sharded import sharded_warp_decode as sharded_warp_decode
 from .warp import MAX_TOP_K as MAX_TOP_K
+from .warp import NO_EXPERT as NO_EXPERT
+from .warp import SIZE_STEP as SIZE_STEP
 from .warp import moe_down as moe_down
 from .warp import moe_gate_up as moe_gate_up
 from .warp import warp_decode as warp_decode

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
+from jax.sharding import NamedSharding, PartitionSpec
 
 import ffi
 
@@ -155,11 +156,7 @@ def _compiled(operation: Operation, rows: Rows, weights: Weights) -> Array:
         else:
             operands += [experts, jnp.zeros(0, jnp.float32)]
     operands = _equally_varying(operands)
-    axis_type = jax.typeof(operands[0]).manual_axis_type
-    results = [
-        jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=axis_type)
-        for shape, dtype in operation.results(rows, weights)
-    ]
+    results = [_result(shape, dtype, like=operands[0]) for shape, dtype in operation.results(rows, weights)]
     call = jax.ffi.ffi_call(f"north_jax.{operation.name}", results)
     shared = operation.form == "shared" or (operation.form == "auto" and rows[0].shape[0] > _PLAIN_TOKENS)
     return call(*operands, form=np.int64(shared))[0]
@@ -173,3 +170,12 @@ def _equally_varying(operands: list[Array]) -> list[Array]:
         jax.lax.pcast(operand, tuple(axes - own), to="varying") if axes - own else operand
         for operand, own in zip(operands, varying, strict=True)
     ]
+
+
+def _result(shape: tuple[int, ...], dtype: Any, *, like: Array) -> jax.ShapeDtypeStruct:
+    """What a call writes; within a shard_map it varies as its operands do."""
+    kind = jax.typeof(like)
+    if kind.sharding.mesh.empty:
+        return jax.ShapeDtypeStruct(shape, dtype)
+    sharding = NamedSharding(kind.sharding.mesh, PartitionSpec(*(None,) * len(shape)))
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=kind.manual_axis_type)

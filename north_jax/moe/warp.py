@@ -18,6 +18,9 @@ from .operation import MAX_TOKENS, Form, Operation, Rows, Weights
 from .quantized import MX_SCALES, VALUES, Experts, QuantizedExperts, scales_shape
 from .reference import down_reference, gate_up_reference
 
+NO_EXPERT = -1
+"""An id that chooses none; any outside [0, E) does."""
+
 MAX_TOP_K = 16
 SIZE_STEP = 32
 _OUTPUT_DTYPES = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32))
