@@ -26,15 +26,14 @@ __device__ __forceinline__ float from_e8m0(uint32_t bits) {
 }
 
 // A chunk is sixteen bytes of a row, `kUnits` units of values. Where `kWords`, one 4-byte word of a row's scales goes
-// with 128 columns; `kRowScale` says that a row has one scale.
+// with 128 columns, which `kBlocks` has in common for 128 rows; `kRowScale` says that a row has one scale.
 template <Format format>
 struct Code {
     static constexpr int kUnits = format == Format::kBfloat16 ? 1 : 2;
     static constexpr int kChunk = kUnits * kUnit;
     static constexpr bool kWords = format == Format::kFp8Block || format == Format::kMxfp8;
     static constexpr bool kRowScale = format == Format::kFp8Channel;
-    // From a row's words to those of the next one; of rows 2n and 2n + 1, which are in one block.
-    static constexpr bool kWordsOfRow = format == Format::kMxfp8;
+    static constexpr bool kBlocks = format == Format::kFp8Block;
 
     __device__ __forceinline__ static void unpack(uint4 raw, int unit, float (&values)[kUnit]) {
         if constexpr (format == Format::kBfloat16) {

@@ -96,8 +96,8 @@ cudaError_t launch_down(const Down& op, Form form, bool follows, cudaStream_t st
                 return down<Format::kMxfp8>(op, form);
         }
     }();
-    const int tiles = op.weights.rows / kWarps;  // eight rows in either form
-    return enqueue(launch, op, form == Form::kPlain ? op.tokens * tiles : tiles, follows, stream);
+    const int work = form == Form::kPlain ? op.tokens * (op.weights.rows / kWarps) : op.weights.rows / kRows;
+    return enqueue(launch, op, work, follows, stream);
 }
 
 }  // namespace north_jax::warp_decode

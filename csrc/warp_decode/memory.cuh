@@ -40,16 +40,15 @@ __device__ __forceinline__ uint4 load_activations(const void* p) {
 
 // Starts a copy of 16 bytes to shared memory, or of as many zeros; it belongs to the thread's next group.
 __device__ __forceinline__ void copy_weights(void* to, const void* from, bool inside, uint64_t policy) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(
                      static_cast<uint32_t>(__cvta_generic_to_shared(to))),
                  "l"(from), "r"(inside ? 16 : 0), "l"(policy)
                  : "memory");
 }
 
-__device__ __forceinline__ void copy_word(void* to, const void* from, bool inside) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
-                     static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-                 "l"(from), "r"(inside ? 4 : 0)
+__device__ __forceinline__ void copy_word(void* to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+                 "l"(from)
                  : "memory");
 }
 

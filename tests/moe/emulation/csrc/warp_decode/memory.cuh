@@ -72,7 +72,7 @@ inline uint4 load_activations(const void* p) { return load_weights(p, 0); }
 inline void copy_weights(void* to, const void* from, bool inside, uint64_t) {
     emulation::copy(to, inside ? from : nullptr, 16);
 }
-inline void copy_word(void* to, const void* from, bool inside) { emulation::copy(to, inside ? from : nullptr, 4); }
+inline void copy_word(void* to, const void* from) { emulation::copy(to, from, 4); }
 inline void commit_copies() {
     auto& own = emulation::groups[fibers::current];
     if (own.empty()) own.emplace_back();
