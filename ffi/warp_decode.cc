@@ -1,4 +1,6 @@
-// north_jax.moe_gate_up, north_jax.moe_down and north_jax.warp_decode, which is one after the other.
+// north_jax.moe_gate_up, north_jax.moe_down and north_jax.warp_decode, which is one after the other; and
+// north_jax.grouped_matmul, the product of the path that they are compared with.
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -23,6 +25,7 @@ using warp_decode::Down;
 using warp_decode::Form;
 using warp_decode::Format;
 using warp_decode::GateUp;
+using warp_decode::GroupedMatmul;
 using warp_decode::Weights;
 
 // The sizes that both products share, as far as the first operands tell.
@@ -137,6 +140,8 @@ ffi::ErrorOr<Down> down_operands(const char* operation, AnyBuffer hidden, AnyBuf
     return op;
 }
 
+std::atomic<int64_t> calls{0};
+
 // Where the operations run.
 class Place {
    public:
@@ -144,10 +149,12 @@ class Place {
     virtual ffi::Error gate_up(const GateUp& op, Form form) = 0;
     // follows: `gate_up` has just been called, for the hidden vectors of this one.
     virtual ffi::Error down(const Down& op, Form form, bool follows) = 0;
+    virtual ffi::Error grouped_matmul(const GroupedMatmul& op) = 0;
 };
 
 ffi::Error run_gate_up(Place& place, AnyBuffer x, AnyBuffer experts, AnyBuffer gate_up, AnyBuffer scales,
                        ffi::Result<AnyBuffer> hidden, int64_t form) {
+    ++calls;
     OperandCheck check("moe_gate_up");
     const Form chosen = form_of(check, form);
     if (check.failed()) return check.error();
@@ -157,6 +164,7 @@ ffi::Error run_gate_up(Place& place, AnyBuffer x, AnyBuffer experts, AnyBuffer g
 
 ffi::Error run_down(Place& place, AnyBuffer hidden, AnyBuffer experts, AnyBuffer router, AnyBuffer down,
                     AnyBuffer scales, ffi::Result<AnyBuffer> out, int64_t form) {
+    ++calls;
     OperandCheck check("moe_down");
     const Form chosen = form_of(check, form);
     if (check.failed()) return check.error();
@@ -167,6 +175,7 @@ ffi::Error run_down(Place& place, AnyBuffer hidden, AnyBuffer experts, AnyBuffer
 ffi::Error run_both(Place& place, AnyBuffer x, AnyBuffer experts, AnyBuffer router, AnyBuffer gate_up,
                     AnyBuffer gate_up_scales, AnyBuffer down, AnyBuffer down_scales, ffi::Result<AnyBuffer> out,
                     ffi::Result<AnyBuffer> hidden, int64_t form) {
+    ++calls;
     OperandCheck check("warp_decode");
     const Form chosen = form_of(check, form);
     if (check.failed()) return check.error();
@@ -180,6 +189,36 @@ ffi::Error run_both(Place& place, AnyBuffer x, AnyBuffer experts, AnyBuffer rout
     if (check.failed()) return check.error();
     const ffi::Error error = place.gate_up(*first, chosen);
     return error.failure() ? error : place.down(*second, chosen, true);
+}
+
+ffi::Error run_grouped_matmul(Place& place, AnyBuffer x, AnyBuffer tile_experts, AnyBuffer weights,
+                              ffi::Result<AnyBuffer> out) {
+    ++calls;
+    OperandCheck check("grouped_matmul");
+    const Shape tiles = shape_of(tile_experts), shape = shape_of(weights);
+    check.require(tiles.size() == 1 && 0 < tiles[0] && tiles[0] <= 1 << 16, "tile_experts", tile_experts, "S32 [tiles]");
+    check.require(shape.size() == 3 && shape[1] % warp_decode::kSizeStep == 0 && shape[2] % warp_decode::kSizeStep == 0,
+                  "weights", weights, "BF16 [E, N, K] with N and K multiples of 32");
+    if (check.failed()) return check.error();
+    const int64_t rows = tiles[0] * warp_decode::kTileTokens;
+    check.require("tile_experts", tile_experts, DataType::S32, tiles);
+    check.require("x", x, DataType::BF16, {rows, shape[2]});
+    check.require("weights", weights, DataType::BF16, shape);
+    check.require("out", *out, DataType::BF16, {rows, shape[1]});
+    if (check.failed()) return check.error();
+    GroupedMatmul op;
+    op.x = static_cast<const uint16_t*>(x.untyped_data());
+    op.tile_experts = static_cast<const int32_t*>(tile_experts.untyped_data());
+    op.weights = {static_cast<const std::byte*>(weights.untyped_data()),
+                  nullptr,
+                  Format::kBfloat16,
+                  static_cast<int32_t>(shape[0]),
+                  static_cast<int32_t>(shape[1]),
+                  static_cast<int32_t>(shape[2]),
+                  1};
+    op.out = static_cast<uint16_t*>(out->untyped_data());
+    op.tiles = static_cast<int32_t>(tiles[0]);
+    return place.grouped_matmul(op);
 }
 
 // The operands of each, after the context that its platform has.
@@ -218,6 +257,14 @@ auto both_binding(auto context) {
         .template Attr<int64_t>("form");
 }
 
+auto grouped_matmul_binding(auto context) {
+    return std::move(context)
+        .template Arg<AnyBuffer>()   // x
+        .template Arg<AnyBuffer>()   // tile_experts
+        .template Arg<AnyBuffer>()   // weights
+        .template Ret<AnyBuffer>();  // out
+}
+
 class Cpu final : public Place {
    public:
     ffi::Error gate_up(const GateUp& op, Form) override {
@@ -226,6 +273,10 @@ class Cpu final : public Place {
     }
     ffi::Error down(const Down& op, Form, bool) override {
         warp_decode::down_cpu(op);
+        return ffi::Error::Success();
+    }
+    ffi::Error grouped_matmul(const GroupedMatmul& op) override {
+        warp_decode::grouped_matmul_cpu(op);
         return ffi::Error::Success();
     }
 };
@@ -239,6 +290,8 @@ auto on_cpu(ffi::Error (*run)(Place&, Operands...)) {
 }
 
 }  // namespace
+
+int64_t warp_decode_calls() { return calls; }
 
 XLA_FFI_Error* MoeGateUpCpu(XLA_FFI_CallFrame* frame) {
     XLA_FFI_DEFINE_HANDLER(handler, on_cpu(run_gate_up), gate_up_binding(ffi::Ffi::Bind()));
@@ -255,6 +308,11 @@ XLA_FFI_Error* WarpDecodeCpu(XLA_FFI_CallFrame* frame) {
     return handler(frame);
 }
 
+XLA_FFI_Error* GroupedMatmulCpu(XLA_FFI_CallFrame* frame) {
+    XLA_FFI_DEFINE_HANDLER(handler, on_cpu(run_grouped_matmul), grouped_matmul_binding(ffi::Ffi::Bind()));
+    return handler(frame);
+}
+
 #ifdef NORTH_JAX_CUDA_ARCHITECTURES
 
 namespace {
@@ -268,6 +326,9 @@ class Cuda final : public Place {
     }
     ffi::Error down(const Down& op, Form form, bool follows) override {
         return error_of("moe_down", warp_decode::launch_down(op, form, follows, stream_));
+    }
+    ffi::Error grouped_matmul(const GroupedMatmul& op) override {
+        return error_of("grouped_matmul", warp_decode::launch_grouped_matmul(op, stream_));
     }
 
    private:
@@ -306,6 +367,11 @@ XLA_FFI_Error* MoeDownCuda(XLA_FFI_CallFrame* frame) {
 
 XLA_FFI_Error* WarpDecodeCuda(XLA_FFI_CallFrame* frame) {
     XLA_FFI_DEFINE_HANDLER(handler, on_cuda(run_both), both_binding(with_stream()), kTraits);
+    return handler(frame);
+}
+
+XLA_FFI_Error* GroupedMatmulCuda(XLA_FFI_CallFrame* frame) {
+    XLA_FFI_DEFINE_HANDLER(handler, on_cuda(run_grouped_matmul), grouped_matmul_binding(with_stream()), kTraits);
     return handler(frame);
 }
 

@@ -122,4 +122,16 @@ void down_cpu(const Down& op) {
     }
 }
 
+void grouped_matmul_cpu(const GroupedMatmul& op) {
+    std::vector<float> row(op.weights.columns);
+    for (int32_t tile = 0; tile < op.tiles && op.tile_experts[tile] >= 0; ++tile) {
+        for (int32_t n = 0; n < op.weights.rows; ++n) {
+            read_row(op.weights, op.tile_experts[tile], n, row);
+            for (int64_t i = int64_t{tile} * kTileTokens; i < int64_t{tile + 1} * kTileTokens; ++i) {
+                op.out[i * op.weights.rows + n] = to_bfloat16(dot(row, op.x + i * op.weights.columns));
+            }
+        }
+    }
+}
+
 }  // namespace north_jax::warp_decode

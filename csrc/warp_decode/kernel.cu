@@ -1,3 +1,4 @@
+#include "csrc/warp_decode/grouped.cuh"
 #include "csrc/warp_decode/launch.h"
 #include "csrc/warp_decode/plain.cuh"
 #include "csrc/warp_decode/shared.cuh"
@@ -98,6 +99,11 @@ cudaError_t launch_down(const Down& op, Form form, bool follows, cudaStream_t st
     }();
     const int work = form == Form::kPlain ? op.tokens * (op.weights.rows / kWarps) : op.weights.rows / kRows;
     return enqueue(launch, op, work, follows, stream);
+}
+
+cudaError_t launch_grouped_matmul(const GroupedMatmul& op, cudaStream_t stream) {
+    const Launch<GroupedMatmul> launch{grouped_matmul, grouped_bytes()};
+    return enqueue(launch, op, op.tiles * (op.weights.rows / kRows), false, stream);
 }
 
 }  // namespace north_jax::warp_decode

@@ -13,4 +13,6 @@ cudaError_t launch_gate_up(const GateUp& op, Form form, cudaStream_t stream);
 // starts before that one has ended, and fetches its first weights meanwhile.
 cudaError_t launch_down(const Down& op, Form form, bool follows, cudaStream_t stream);
 
+cudaError_t launch_grouped_matmul(const GroupedMatmul& op, cudaStream_t stream);
+
 }  // namespace north_jax::warp_decode

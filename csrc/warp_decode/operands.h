@@ -69,6 +69,18 @@ struct Down {
     HOST_DEVICE int32_t pairs() const { return tokens * top_k; }
 };
 
+inline constexpr int kTileTokens = 16;
+
+// The expert-centric path's product: out[i] = x[i] · weights[tile_experts[i / 16]], for the rows i of tiles that have an
+// expert; those without one (-1) come last, and their rows of `out` are not written.
+struct GroupedMatmul {
+    const uint16_t* x;            // BF16 [16 * tiles, columns]
+    const int32_t* tile_experts;  // [tiles]
+    Weights weights;              // BF16 alone
+    uint16_t* out;                // BF16 [16 * tiles, rows]
+    int32_t tiles;
+};
+
 HOST_DEVICE constexpr int32_t value_bytes(Format format) { return format == Format::kBfloat16 ? 2 : 1; }
 
 HOST_DEVICE constexpr int32_t ceil_div(int32_t n, int32_t by) { return (n + by - 1) / by; }
@@ -92,5 +104,6 @@ HOST_DEVICE inline int32_t scale_row(const Weights& weights, int32_t row) {
 // Runs on the calling thread.
 void gate_up_cpu(const GateUp& op);
 void down_cpu(const Down& op);
+void grouped_matmul_cpu(const GroupedMatmul& op);
 
 }  // namespace north_jax::warp_decode

@@ -1,8 +1,10 @@
 """Mixtures of experts: the router, and the ways to run the experts, all equal.
 
 `run_experts` chooses among those in pure JAX; `warp_decode` has kernels for few tokens, and weights in eight bits.
+`expert_centric` is what it is compared with.
 """
 
+from .expert_centric import expert_centric as expert_centric
 from .layer import TILE as TILE
 from .layer import Method as Method
 from .layer import moe as moe
