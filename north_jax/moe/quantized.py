@@ -114,9 +114,9 @@ def quantize(weights: Array, scheme: Scheme, *, parts: int = 1) -> QuantizedExpe
     shape = scales_shape(scheme, wide.shape, parts)
     largest = _largest(jnp.abs(wide), scheme, parts)
     if scheme == "mxfp8":
-        # The least power of two that brings the largest value into range; exact, as frexp takes the exponent out.
-        mantissa, exponent = jnp.frexp(largest / LARGEST)
-        exponent = jnp.where(mantissa == 0.5, exponent - 1, exponent)
+        # The least power of two that brings the largest value into range: 448 is 0.875 · 2^9.
+        mantissa, exponent = jnp.frexp(largest)
+        exponent = jnp.where(mantissa <= 0.875, exponent - 9, exponent - 8)
         scales = jnp.ldexp(1.0, jnp.clip(exponent, -126, 127)).astype(MX_SCALES)
     else:
         scales = jnp.where(largest > 0, largest / LARGEST, 1.0)

@@ -23,7 +23,13 @@ FORMS = ["plain", "shared"]
 
 # Rows that are no multiple of what a warp reads at once, rows of fewer steps than there are warps and of more, one
 # token and several, more experts than a word of bits has.
-SHAPES = [Shape(1, 1, 1, 32, 32), Shape(2, 2, 70, 288, 96), Shape(2, 2, 4, 1312, 32)]
+SHAPES = [
+    Shape(2, 2, 40, 96, 32),
+    *(
+        pytest.param(shape, marks=pytest.mark.slow)
+        for shape in (Shape(1, 1, 1, 32, 32), Shape(2, 2, 70, 288, 96), Shape(2, 2, 4, 1312, 32))
+    ),
+]
 CROWDED = Shape(19, 2, 3, 64, 32)  # more tokens of an expert than one segment has
 
 
@@ -72,7 +78,7 @@ def test_equals_float64(program, tmp_path, shape, form, format):
     assert_rounded(out, down_oracle(problem, hidden), jnp.bfloat16)
 
 
-@pytest.mark.parametrize("format", ["bfloat16", "mxfp8"])
+@pytest.mark.parametrize("format", [pytest.param("bfloat16", marks=pytest.mark.slow), "mxfp8"])
 def test_an_expert_of_many_tokens(program, tmp_path, format):
     """Ids that are no expert, one that a token chose twice, and segments of several passes; the output in float32."""
     problem = random_problem(CROWDED, format, seed=5, absent=0.2, hot=0.6)
@@ -84,6 +90,24 @@ def test_an_expert_of_many_tokens(program, tmp_path, format):
         assert all(np.array_equal(a, b) for a, b in zip(others, results[0], strict=True))
 
 
+def test_the_grouped_product(program, tmp_path):
+    """The expert-centric path's: tiles of two experts, one twice, and one without."""
+    rng = np.random.default_rng(7)
+    experts, columns, rows = np.array([2, 0, 2, -1], np.int32), 160, 64
+    x, weights = (
+        rng.standard_normal(shape, np.float32).astype(jnp.bfloat16) for shape in ((64, columns), (3, rows, columns))
+    )
+    write_arrays(tmp_path / "in", [np.array([4, columns, rows, 3], np.int64), x, experts, weights])
+    subprocess.run([program, tmp_path / "in", tmp_path / "out"], check=True)
+    found = np.frombuffer((tmp_path / "out").read_bytes(), jnp.bfloat16, offset=8).reshape(64, rows)
+    for tile, expert in enumerate(experts[:3]):
+        some = slice(16 * tile, 16 * tile + 16)
+        expected = x[some].astype(np.float64) @ weights[expert].astype(np.float64).T
+        assert_rounded(found[some], expected, jnp.bfloat16)
+    assert (found[48:].view(np.uint16) == 0xFFFF).all()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_a_token_does_not_depend_on_its_neighbours(program, tmp_path, form):
     problem = random_problem(CROWDED, "fp8_block", seed=6, absent=0.1, hot=0.3)

@@ -1,10 +1,12 @@
-// Runs both kernels on operands from a file: IN OUT. Writes the hidden vectors and the output.
+// Runs kernels on operands from a file: IN OUT. With the sizes of a mixture, both products: it writes the hidden vectors
+// and the output. With four sizes (tiles, columns, rows, experts), the grouped product.
 #include <cstdio>
 #include <functional>
 
 #include "arrays.h"
 #include "cuda_runtime.h"
 //
+#include "csrc/warp_decode/grouped.cuh"
 #include "csrc/warp_decode/plain.cuh"
 #include "csrc/warp_decode/shared.cuh"
 
@@ -41,11 +43,29 @@ void run(const GateUp& gate_up, const Down& down, bool shared, int blocks) {
     }
 }
 
+void run_grouped(std::ifstream& in, std::ofstream& result, const std::vector<int64_t>& sizes) {
+    const auto tiles = static_cast<int32_t>(sizes[0]), columns = static_cast<int32_t>(sizes[1]);
+    const auto rows = static_cast<int32_t>(sizes[2]), experts = static_cast<int32_t>(sizes[3]);
+    const auto x = read<uint16_t>(in);
+    const auto tile_experts = read<int32_t>(in);
+    const auto values = read<std::byte>(in);
+    std::vector<uint16_t> out(tiles * kTileTokens * rows, 0xffff);
+    const Weights weights{values.data(), nullptr, Format::kBfloat16, experts, rows, columns, 1};
+    const GroupedMatmul op{x.data(), tile_experts.data(), weights, out.data(), tiles};
+    launch(3, grouped_bytes(), [&] { grouped_matmul(op); });
+    write(result, out.data(), out.size());
+}
+
 }  // namespace
 
 int main(int, char** arguments) {
     std::ifstream in(arguments[1], std::ios::binary);
+    std::ofstream result(arguments[2], std::ios::binary);
     const auto sizes = read<int64_t>(in);
+    if (sizes.size() == 4) {
+        run_grouped(in, result, sizes);
+        return 0;
+    }
     if (sizes.size() != SIZES) return 2;
     const auto size = [&](Size name) { return static_cast<int32_t>(sizes[name]); };
     fibers::seed = sizes[SEED];
@@ -79,7 +99,6 @@ int main(int, char** arguments) {
             run<Format::kMxfp8>(gate_up, down, shared, size(BLOCKS));
             break;
     }
-    std::ofstream result(arguments[2], std::ios::binary);
     write(result, hidden.data(), hidden.size());
     write(result, out.data(), out.size());
     return 0;
