@@ -196,7 +196,8 @@ ffi::Error run_grouped_matmul(Place& place, AnyBuffer x, AnyBuffer tile_experts,
     ++calls;
     OperandCheck check("grouped_matmul");
     const Shape tiles = shape_of(tile_experts), shape = shape_of(weights);
-    check.require(tiles.size() == 1 && 0 < tiles[0] && tiles[0] <= 1 << 16, "tile_experts", tile_experts, "S32 [tiles]");
+    check.require(tiles.size() == 1 && 0 < tiles[0] && tiles[0] <= 1 << 16, "tile_experts", tile_experts,
+                  "S32 [tiles]");
     check.require(shape.size() == 3 && shape[1] % warp_decode::kSizeStep == 0 && shape[2] % warp_decode::kSizeStep == 0,
                   "weights", weights, "BF16 [E, N, K] with N and K multiples of 32");
     if (check.failed()) return check.error();

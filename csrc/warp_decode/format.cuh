@@ -63,8 +63,7 @@ class Expert {
     __device__ Expert(const Weights& weights, int expert) : weights_(weights), expert_(expert) {}
 
     __device__ const std::byte* row(int row) const {
-        return weights_.values +
-               (int64_t{expert_} * weights_.rows + row) * weights_.columns * value_bytes(format);
+        return weights_.values + (int64_t{expert_} * weights_.rows + row) * weights_.columns * value_bytes(format);
     }
 
     __device__ const uint32_t* words(int row) const {

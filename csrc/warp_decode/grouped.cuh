@@ -1,5 +1,5 @@
-// A grouped matrix product over padded tiles of tokens, as the expert-centric path has it: every tile of sixteen rows of
-// x belongs to one expert. It is what warp decode is compared with.
+// A grouped matrix product over padded tiles of tokens, as the expert-centric path has it: every tile of sixteen rows
+// of x belongs to one expert. It is what warp decode is compared with.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,9 +22,7 @@ struct GroupedJobs {
     }
 };
 
-HOST_DEVICE inline int grouped_bytes() {
-    return ring_bytes<Format::kBfloat16>() + static_cast<int>(sizeof(Partials));
-}
+HOST_DEVICE inline int grouped_bytes() { return ring_bytes<Format::kBfloat16>() + static_cast<int>(sizeof(Partials)); }
 
 __global__ void __launch_bounds__(kThreads, 2) grouped_matmul(const __grid_constant__ GroupedMatmul op) {
     constexpr Format kFormat = Format::kBfloat16;

@@ -1,4 +1,5 @@
-// Launches of the two kernels. Operands hold device addresses that are multiples of 16, and sizes that fit (operands.h).
+// Launches of the two kernels. Operands hold device addresses that are multiples of 16, and sizes that fit
+// (operands.h).
 #pragma once
 
 #include <cuda_runtime_api.h>

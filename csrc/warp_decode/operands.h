@@ -71,8 +71,8 @@ struct Down {
 
 inline constexpr int kTileTokens = 16;
 
-// The expert-centric path's product: out[i] = x[i] · weights[tile_experts[i / 16]], for the rows i of tiles that have an
-// expert; those without one (-1) come last, and their rows of `out` are not written.
+// The expert-centric path's product: out[i] = x[i] · weights[tile_experts[i / 16]], for the rows i of tiles that have
+// an expert; those without one (-1) come last, and their rows of `out` are not written.
 struct GroupedMatmul {
     const uint16_t* x;            // BF16 [16 * tiles, columns]
     const int32_t* tile_experts;  // [tiles]

@@ -1,7 +1,7 @@
 // Which tokens share an expert: every block finds it out from the expert ids alone, and all find the same.
 //
-// The pairs (token, slot) of an expert that some token chose are a run; a segment is up to kGroup pairs of one run. Runs
-// ascend by expert, their pairs by number, whatever runs first.
+// The pairs (token, slot) of an expert that some token chose are a run; a segment is up to kGroup pairs of one run.
+// Runs ascend by expert, their pairs by number, whatever runs first.
 #pragma once
 
 #include <cuda_runtime.h>

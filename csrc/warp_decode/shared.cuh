@@ -133,8 +133,9 @@ __global__ void __launch_bounds__(kThreads, 2) gate_up_shared(const __grid_const
     }
 }
 
-// A block computes tiles of sixteen rows: its warps take the segments in turn, and put the product of a row and a pair's
-// intermediate vector in its place in shared memory. Then they add those of each token, in the order of its experts.
+// A block computes tiles of sixteen rows: its warps take the segments in turn, and put the product of a row and a
+// pair's intermediate vector in its place in shared memory. Then they add those of each token, in the order of its
+// experts.
 template <Format format>
 __global__ void __launch_bounds__(kThreads, 2) down_shared(const __grid_constant__ Down op) {
     allow_next_kernel();

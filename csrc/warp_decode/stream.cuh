@@ -1,7 +1,7 @@
 // How the shared form gets its weights, and multiplies them.
 //
-// A job is sixteen rows of one expert, eight and eight neighbours. A warp copies them in steps of 128 bytes a row into a
-// ring of its own in shared memory, several steps ahead, and feeds tensor cores from there: rows are A, the tokens of
+// A job is sixteen rows of one expert, eight and eight neighbours. A warp copies them in steps of 128 bytes a row into
+// a ring of its own in shared memory, several steps ahead, and feeds tensor cores from there: rows are A, the tokens of
 // the expert, eight at a time, are B. No other warp reads the ring, so none is waited for.
 #pragma once
 
@@ -35,7 +35,8 @@ struct Ring {
     __device__ static int place(int row, int chunk) { return chunk ^ row % 2 * 4; }
 };
 
-// What a warp does: the jobs `first`, `first + stride`, … below `count`, and of each the steps `step`, `step + step_stride`, …
+// What a warp does: the jobs `first`, `first + stride`, … below `count`, and of each the steps `step`, `step +
+// step_stride`, …
 struct Share {
     int first, stride, count;
     int step, step_stride;
@@ -53,8 +54,8 @@ class Stream {
     using C = Code<format>;
 
    public:
-    __device__ __forceinline__ Stream(const Weights& weights, const Jobs& jobs, const Share& share,
-                                      Ring<format>* ring, int lane)
+    __device__ __forceinline__ Stream(const Weights& weights, const Jobs& jobs, const Share& share, Ring<format>* ring,
+                                      int lane)
         : weights_(weights),
           jobs_(jobs),
           share_(share),
@@ -144,7 +145,8 @@ class Stream {
 
 // Sixteen bytes of a row as pairs of bfloat16.
 template <Format format>
-__device__ __forceinline__ void to_pairs(uint4 raw, uint32_t word, int chunk, uint32_t (&pairs)[4 * Code<format>::kUnits]) {
+__device__ __forceinline__ void to_pairs(uint4 raw, uint32_t word, int chunk,
+                                         uint32_t (&pairs)[4 * Code<format>::kUnits]) {
     const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
     if constexpr (format == Format::kBfloat16) {
 #pragma unroll

@@ -1,4 +1,4 @@
-"""A layer of experts for few tokens: warp decode's forms and the expert-centric path, by tokens and format of the weights.
+"""A layer of experts for few tokens: warp decode's forms and the expert-centric path, by tokens and weights' format.
 
     python -m north_jax.bench moe --out result.json
 

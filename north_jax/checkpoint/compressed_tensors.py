@@ -1,15 +1,15 @@
 """Checkpoints whose linear layers are e4m3 with scales, as the compressed-tensors library writes them.
 
 A quantised matrix `x.weight` [out, in] is F8_E4M3 beside a tensor `x.weight_scale`, whose shape the strategy says:
-tensor [1]; channel [out, 1]; block [⌈out / 128⌉, ⌈in / 128⌉]; group [out, in / 32], e8m0 as bytes (MXFP8). What the file
-says of activations does not concern us: they stay in bfloat16. Experts are kept in eight bits, as `moe` takes them;
-other matrices, a small part of the model, are multiplied out when they are loaded.
+tensor [1]; channel [out, 1]; block [⌈out / 128⌉, ⌈in / 128⌉]; group [out, in / 32], e8m0 as bytes (MXFP8). What the
+file says of activations does not concern us: they stay in bfloat16. Experts are kept in eight bits, as `moe` takes
+them; other matrices, a small part of the model, are multiplied out when they are loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,7 @@ def strategy_of(where: str, details: Mapping[str, Any]) -> Strategy:
     scheme = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(scheme, Mapping):
         raise CheckpointError(f"{where}: the group has no weights")
-    strategy = scheme.get("strategy")
+    strategy: Any = scheme.get("strategy")
     fixed: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
     if strategy == "block":
         fixed["block_structure"] = [BLOCK, BLOCK]
@@ -61,7 +61,7 @@ def strategy_of(where: str, details: Mapping[str, Any]) -> Strategy:
             raise CheckpointError(f"{where}: weights.{name} = {scheme[name]!r} is not supported (only {only!r} is)")
     if strategy not in get_args(Strategy.__value__):
         raise CheckpointError(f"{where}: weights.strategy = {strategy!r} is not supported")
-    return strategy
+    return cast(Strategy, strategy)
 
 
 def scale_parameters(
@@ -72,9 +72,7 @@ def scale_parameters(
     Raises:
       CheckpointError: a parameter is quantised in part, or lies on disk in a form whose scales are not known.
     """
-    return [
-        _scales_of(parameter, tensors, strategy) for parameter in parameters if _is_quantised(parameter, tensors)
-    ]
+    return [_scales_of(parameter, tensors, strategy) for parameter in parameters if _is_quantised(parameter, tensors)]
 
 
 def join(

@@ -3,8 +3,8 @@
 `dense` runs every expert on every token: the plain reading of the formula, and the quickest where experts are few and
 small. `gathered` fetches the selected experts' weights for each token: decode with few rows. `tiled` sorts the
 assignments by expert and walks tiles of one expert each: long sequences and many experts, at the cost of the useful
-work plus at most one partial tile an expert. `warp` calls `warp_decode`, up to 64 tokens in bfloat16; it is never chosen
-by itself. All take experts in eight bits: `warp` as they are, the others dequantised to the type of the activations.
+work plus at most one partial tile an expert. `warp` calls `warp_decode`, up to 64 tokens in bfloat16; it is never
+chosen by itself. All take experts in eight bits: `warp` as they are, the others dequantised to the activations' type.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ def _dense(mlp: Params, h: Array, experts: Array, weights: Array) -> Array:
 
 def _gathered(mlp: Params, h: Array, experts: Array, weights: Array) -> Array:
     """h [T, D] → float32 [T, D]; copies T·k experts' weights."""
-    hidden = swiglu(contract("td,tkid->tki", h, _some(mlp["gate_up"], experts, h.dtype))) * weights[..., None]  # [T, k, I]
+    hidden = (
+        swiglu(contract("td,tkid->tki", h, _some(mlp["gate_up"], experts, h.dtype))) * weights[..., None]
+    )  # [T, k, I]
     return contract("tki,tkdi->td", hidden.astype(h.dtype), _some(mlp["down"], experts, h.dtype))
 
 

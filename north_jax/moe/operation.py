@@ -64,7 +64,7 @@ def _differentiable(operation: Operation, rows: Rows, weights: Weights) -> Array
 
 
 @partial(_differentiable.defjvp, symbolic_zeros=True)
-def _jvp(operation: Operation, primals: Any, tangents: Any) -> tuple[Array, Array | SymbolicZero]:
+def _jvp(operation: Operation, primals: Any, tangents: Any) -> tuple[Array, Any]:
     """The derivative of the reference; the value is the kernels'."""
     value = _batched(operation)(*primals)
     leaves, tree = jax.tree.flatten(primals)

@@ -151,7 +151,7 @@ def _spread(scales: Array, shape: tuple[int, ...], scheme: Scheme, parts: int) -
 
 def _largest(sizes: Array, scheme: Scheme, parts: int) -> Array:
     """The largest of the values that share a scale, in the shape of the scales; 0 where there are none."""
-    *rest, rows, columns = sizes.shape
+    *rest, rows, _ = sizes.shape
     if scheme == "fp8_channel":
         return jnp.max(sizes, axis=-1)
     padded = _pad(sizes, -1)

@@ -45,4 +45,3 @@ def _select(experts: Experts, chosen: Array) -> tuple[Array, Array]:
 def _like(vector: Array, weights: Array) -> Array:
     """Activations for a product with these weights: bfloat16 with bfloat16, float32 with dequantised ones."""
     return vector.astype(weights.dtype)
-

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..layers import Array
+from .operation import Form
 from .quantized import BLOCK, Experts, QuantizedExperts
-from .warp import Form, moe_down, moe_gate_up, warp_decode
+from .warp import moe_down, moe_gate_up, warp_decode
 
 type Parts = Literal["experts", "outputs"]
 

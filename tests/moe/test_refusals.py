@@ -51,10 +51,16 @@ TRACED = {
         changed(weights=zeros(3, 3, dtype=jnp.float32)),
         "weights is float32[3, 3], expected float32[3, 2]",
     ),
-    "gate_up of another size": (changed(gate_up=zeros(5, 192, 32)), "gate_up is bfloat16[5, 192, 32], expected bfloat16[E"),
+    "gate_up of another size": (
+        changed(gate_up=zeros(5, 192, 32)),
+        "gate_up is bfloat16[5, 192, 32], expected bfloat16[E",
+    ),
     "float32 gate_up": (changed(gate_up=zeros(5, 192, 64, dtype=jnp.float32)), "gate_up is float32[5, 192, 64]"),
     "odd intermediate size": (changed(gate_up=zeros(5, 80, 64)), "intermediate_size of gate_up is 40, expected a mult"),
-    "down of another size": (changed(down=zeros(5, 64, 64)), "down is bfloat16[5, 64, 64], expected bfloat16[E, 64, 96]"),
+    "down of another size": (
+        changed(down=zeros(5, 64, 64)),
+        "down is bfloat16[5, 64, 64], expected bfloat16[E, 64, 96]",
+    ),
     "another number of experts": (changed(down=zeros(4, 64, 96)), "down has 4 experts, gate_up 5"),
     "parts of gate_up": (
         changed(gate_up=dataclasses.replace(BLOCKS.gate_up, parts=1)),
@@ -100,19 +106,43 @@ def call(target, results, *operands, form=0):
 NO_SCALES = zeros(0, dtype=jnp.float32)
 VALUES = BLOCKS.gate_up.values
 COMPILED = {
-    "x": ((zeros(3, 64, dtype=jnp.float32), PROBLEM.experts, PROBLEM.gate_up, NO_SCALES), 0, "x is F32[3, 64], expected BF16"),
-    "tokens": ((zeros(65, 64), zeros(65, 2, dtype=jnp.int32), PROBLEM.gate_up, NO_SCALES), 0, "tokens is 65, expected 1 to"),
-    "sizes": ((zeros(3, 48), PROBLEM.experts, zeros(5, 192, 48), NO_SCALES), 0, "hidden size is 48, expected a multiple"),
-    "top-k": ((PROBLEM.x, zeros(3, 17, dtype=jnp.int32), PROBLEM.gate_up, NO_SCALES), 0, "top-k is 17, expected 1 to 16"),
+    "x": (
+        (zeros(3, 64, dtype=jnp.float32), PROBLEM.experts, PROBLEM.gate_up, NO_SCALES),
+        0,
+        "x is F32[3, 64], expected BF16",
+    ),
+    "tokens": (
+        (zeros(65, 64), zeros(65, 2, dtype=jnp.int32), PROBLEM.gate_up, NO_SCALES),
+        0,
+        "tokens is 65, expected 1 to",
+    ),
+    "sizes": (
+        (zeros(3, 48), PROBLEM.experts, zeros(5, 192, 48), NO_SCALES),
+        0,
+        "hidden size is 48, expected a multiple",
+    ),
+    "top-k": (
+        (PROBLEM.x, zeros(3, 17, dtype=jnp.int32), PROBLEM.gate_up, NO_SCALES),
+        0,
+        "top-k is 17, expected 1 to 16",
+    ),
     "ids": ((PROBLEM.x, zeros(3, 2), PROBLEM.gate_up, NO_SCALES), 0, "experts is BF16[3, 2], expected S32[3, 2]"),
     "weights": ((PROBLEM.x, PROBLEM.experts, zeros(5, 192, 32), NO_SCALES), 0, "gate_up is BF16[5, 192, 32], expected"),
-    "no scales": ((PROBLEM.x, PROBLEM.experts, VALUES, NO_SCALES), 0, "gate_up scales is F32[0], expected F32[5, 2, 1]"),
+    "no scales": (
+        (PROBLEM.x, PROBLEM.experts, VALUES, NO_SCALES),
+        0,
+        "gate_up scales is F32[0], expected F32[5, 2, 1]",
+    ),
     "scales": (
         (PROBLEM.x, PROBLEM.experts, VALUES, zeros(5, 4, dtype=jnp.float32)),
         0,
         "gate_up scales is F32[5, 4], expected F32[5, 192]",
     ),
-    "form": ((PROBLEM.x, PROBLEM.experts, PROBLEM.gate_up, NO_SCALES), 2, "form is 2, expected 0 (plain) or 1 (shared)"),
+    "form": (
+        (PROBLEM.x, PROBLEM.experts, PROBLEM.gate_up, NO_SCALES),
+        2,
+        "form is 2, expected 0 (plain) or 1 (shared)",
+    ),
 }
 
 

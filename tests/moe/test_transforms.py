@@ -40,7 +40,8 @@ def test_vmap_over_tokens(size):
     batched = [operand.reshape(size, 5, *operand.shape[1:]) for operand in problem.operands()[:3]]
     run = jax.jit(jax.vmap(lambda *rows: moe.warp_decode(*rows, problem.gate_up, problem.down, form="shared")))
     expected = [
-        moe.warp_decode(*(rows[i] for rows in batched), problem.gate_up, problem.down, form="shared") for i in range(size)
+        moe.warp_decode(*(rows[i] for rows in batched), problem.gate_up, problem.down, form="shared")
+        for i in range(size)
     ]
     np.testing.assert_array_equal(run(*batched), jnp.stack(expected))
 
@@ -55,9 +56,7 @@ def test_vmap_over_some_operands_and_over_weights():
 
     downs = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(problem.down for problem in problems))
     layers = jax.vmap(moe.warp_decode, in_axes=(0, None, None, None, 0))(xs, *first.operands()[1:4], downs)
-    expected = [
-        moe.warp_decode(problem.x, *first.operands()[1:4], problem.down) for problem in problems
-    ]
+    expected = [moe.warp_decode(problem.x, *first.operands()[1:4], problem.down) for problem in problems]
     np.testing.assert_array_equal(layers, jnp.stack(expected))
 
 

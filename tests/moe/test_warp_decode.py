@@ -1,4 +1,4 @@
-"""warp_decode and its two products against float64, on JAX's default backend: every format and form, other models' shapes."""
+"""warp_decode and its two products against float64, on JAX's default backend: formats, forms, other models' shapes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def reduced(shape: Shape, by: int) -> Shape:
     """What a CPU can do of it."""
     if ON_GPU:
         return shape
-    return Shape(shape.tokens, shape.top_k, max(shape.top_k, shape.experts // by), shape.hidden // by, shape.width // by)
+    return Shape(
+        shape.tokens, shape.top_k, max(shape.top_k, shape.experts // by), shape.hidden // by, shape.width // by
+    )
 
 
 MODELS = {
@@ -85,7 +87,9 @@ def test_numbers_of_tokens_equal_float64(tokens, form):
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("shape", [Shape(1, 1, 1, 32, 32), Shape(3, 16, 300, 160, 96), Shape(9, 2, 5, 32, 544)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [Shape(1, 1, 1, 32, 32), Shape(3, 16, 300, 160, 96), Shape(9, 2, 5, 32, 544)], ids=str
+)
 def test_odd_sizes_equal_float64(shape, form, format):
     check(random_problem(shape, format, seed=2, absent=0.2), form)
 
@@ -135,7 +139,7 @@ def test_infinite_weights_of_other_experts_do_not_show():
 
 @pytest.mark.gpu
 def test_within_what_the_seed_of_this_work_reports():
-    """Cosine above 0.999996 and differences up to 2^-9, for outputs below a half (norms as the router's weights give)."""
+    """Cosine above 0.999996 and differences up to 2^-9, for outputs below a half."""
     from north_jax.bench.moe_errors import measure, oracle
     from north_jax.bench.moe_layers import random_inputs, random_layers
     from north_jax.bench.options import NORTH
@@ -146,6 +150,8 @@ def test_within_what_the_seed_of_this_work_reports():
     inputs = random_inputs(config, 32, 1)
     expected = oracle(layer, inputs)
     for form in FORMS:
-        found = measure(jax.jit(lambda *operands, form=form: moe.warp_decode(*operands, form=form)), layer, inputs, expected)
+        found = measure(
+            jax.jit(lambda *operands, form=form: moe.warp_decode(*operands, form=form)), layer, inputs, expected
+        )
         assert found["least_cosine"] > 0.999996
         assert found["largest_difference"] <= 2**-9

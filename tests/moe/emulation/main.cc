@@ -1,5 +1,5 @@
-// Runs kernels on operands from a file: IN OUT. With the sizes of a mixture, both products: it writes the hidden vectors
-// and the output. With four sizes (tiles, columns, rows, experts), the grouped product.
+// Runs kernels on operands from a file: IN OUT. With the sizes of a mixture, both products: it writes the hidden
+// vectors and the output. With four sizes (tiles, columns, rows, experts), the grouped product.
 #include <cstdio>
 #include <functional>
 
@@ -78,12 +78,12 @@ int main(int, char** arguments) {
 
     std::vector<uint16_t> hidden(size(TOKENS) * size(TOP_K) * size(WIDTH), 0xffff);
     std::vector<std::byte> out(size(TOKENS) * size(HIDDEN) * (size(FLOAT32_OUT) ? 4 : 2), std::byte{0xff});
-    const Weights up{
-        gate_up_values.data(), gate_up_scales.data(), format, size(EXPERTS), 2 * size(WIDTH), size(HIDDEN), 2};
+    const Weights up{gate_up_values.data(), gate_up_scales.data(), format, size(EXPERTS),
+                     2 * size(WIDTH),       size(HIDDEN),          2};
     const Weights back{down_values.data(), down_scales.data(), format, size(EXPERTS), size(HIDDEN), size(WIDTH), 1};
     const GateUp gate_up{x.data(), experts.data(), up, hidden.data(), size(TOKENS), size(TOP_K)};
-    const Down down{hidden.data(), experts.data(), router.data(),          back,
-                    out.data(),    size(TOKENS),   size(TOP_K), size(FLOAT32_OUT) != 0};
+    const Down down{hidden.data(), experts.data(), router.data(), back,
+                    out.data(),    size(TOKENS),   size(TOP_K),   size(FLOAT32_OUT) != 0};
     const bool shared = static_cast<Form>(size(FORM)) == Form::kShared;
     switch (format) {
         case Format::kBfloat16:
