@@ -25,6 +25,7 @@ MX_SCALES = jnp.dtype(jnp.float8_e8m0fnu)
 BLOCK = 128  # rows and columns of a block; columns that four scales of mxfp8 cover
 GROUP = 32  # values that share a scale of mxfp8
 LARGEST = 448.0  # of e4m3
+_MX_BIAS = 127  # e8m0 is the exponent of float32, NaN for 255
 
 
 @jax.tree_util.register_dataclass
@@ -73,7 +74,7 @@ class QuantizedExperts:
 
     def __getitem__(self, experts: Array) -> Array:
         """The weights of some experts as float32: index [...] → [..., rows, columns]."""
-        return _dequantize(self.values[experts], self.scales[experts], self.scheme, self.parts)
+        return _dequantize(self.values[experts], _as_bits(self.scales)[experts], self.scheme, self.parts)
 
 
 type Experts = Array | QuantizedExperts
@@ -117,7 +118,8 @@ def quantize(weights: Array, scheme: Scheme, *, parts: int = 1) -> QuantizedExpe
         # The least power of two that brings the largest value into range: 448 is 0.875 · 2^9.
         mantissa, exponent = jnp.frexp(largest)
         exponent = jnp.where(mantissa <= 0.875, exponent - 9, exponent - 8)
-        scales = jnp.ldexp(1.0, jnp.clip(exponent, -126, 127)).astype(MX_SCALES)
+        bits = (jnp.clip(exponent, -126, 127) + _MX_BIAS).astype(jnp.uint8)
+        scales = jax.lax.bitcast_convert_type(bits, MX_SCALES)
     else:
         scales = jnp.where(largest > 0, largest / LARGEST, 1.0)
     assert scales.shape == shape
@@ -139,14 +141,25 @@ def _dequantize(values: Array, scales: Array, scheme: Scheme, parts: int) -> Arr
 def _spread(scales: Array, shape: tuple[int, ...], scheme: Scheme, parts: int) -> Array:
     """Each value's scale: float32 [..., rows, columns], or a shape that broadcasts to it."""
     *rest, rows, columns = shape
+    if scheme == "mxfp8":
+        return jnp.repeat(_powers(_as_bits(scales)), GROUP, axis=-1)[..., :columns]
     wide = scales.astype(jnp.float32)
     if scheme == "fp8_channel":
         return wide[..., None]
-    if scheme == "mxfp8":
-        return jnp.repeat(wide, GROUP, axis=-1)[..., :columns]
     blocks = wide.reshape(*rest, parts, -1, wide.shape[-1])
     rows_of_blocks = jnp.repeat(blocks, BLOCK, axis=-2)[..., : rows // parts, :]
     return jnp.repeat(rows_of_blocks, BLOCK, axis=-1)[..., :columns].reshape(shape)
+
+
+def _as_bits(scales: Array) -> Array:
+    """Scales of e8m0 as bytes, others as they are: not every operation of every backend knows the type."""
+    return jax.lax.bitcast_convert_type(scales, jnp.uint8) if scales.dtype == MX_SCALES else scales
+
+
+def _powers(bits: Array) -> Array:
+    """The float32 values of e8m0 bytes."""
+    exponents = jnp.where(bits == 0, 1 << 22, bits.astype(jnp.int32) << 23)  # 2^-127 is subnormal
+    return jnp.where(bits == 255, jnp.nan, jax.lax.bitcast_convert_type(exponents, jnp.float32))
 
 
 def _largest(sizes: Array, scheme: Scheme, parts: int) -> Array:
