@@ -62,9 +62,10 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     engine = parser.add_argument_group("engine")
     engine.add_argument(
         "--backend",
-        choices=("auto", "jax", "megakernel"),
+        choices=("auto", "jax", "warp", "megakernel"),
         default="auto",
-        help="what decodes: jax runs everywhere, megakernel where it was compiled (default: auto, which is jax)",
+        help="what decodes: jax runs everywhere, warp is jax with kernels for the experts, megakernel is one kernel "
+        "where it was compiled (default: auto, which is jax)",
     )
     engine.add_argument(
         "--slots", type=_positive, default=8, metavar="N", help="requests that run at once (default: %(default)s)"

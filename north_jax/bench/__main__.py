@@ -9,6 +9,7 @@ import importlib
 COMMANDS = {
     "decode": "decode",
     "prefill": "prefill",
+    "moe": "moe",
     "agreement": "agreement",
     "properties": "properties",
     "soak": "soak",

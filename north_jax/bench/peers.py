@@ -17,3 +17,13 @@ _VLLM = {
 def vllm(routing: str, context: int, batch: int) -> int | None:
     """vLLM's tok/s, None where it was not measured."""
     return _VLLM.get((routing, context), {}).get(batch)
+
+
+# One MoE layer (128 experts, top-8, 2048 × 768, bfloat16) by vLLM 0.24.0's fused Triton experts in a CUDA graph on one
+# H200, uniform routing, weights rotating over six layers: microseconds by tokens.
+_VLLM_EXPERTS = {1: 32.0, 2: 49.2, 4: 79.6, 8: 136.5, 16: 204.5, 32: 260.7, 64: 302.2}
+
+
+def vllm_experts(tokens: int) -> float | None:
+    """Microseconds of vLLM's fused experts for one layer of North's shape, None where it was not measured."""
+    return _VLLM_EXPERTS.get(tokens)
