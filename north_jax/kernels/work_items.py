@@ -31,13 +31,13 @@ class WorkItems(NamedTuple):
     steps: jax.Array  # [1] int32, how many of a block's steps hold work
 
 
-def aligned_rows(assignments: int, groups: int, align: int) -> int:
-    """Rows that hold `assignments` rows in `groups` groups, each of which begins at a multiple of `align`."""
-    most = assignments + min(groups, assignments) * (align - 1)
-    return -(-most // align) * align
+def sorted_rows(assignments: int, groups: int, tiling: Tiling) -> int:
+    """Rows of an array with `assignments` rows in `groups` groups, aligned, so that no tile reaches beyond its end."""
+    most = assignments + min(groups, assignments) * (tiling.align - 1)
+    return -(-most // tiling.align) * tiling.align + tiling.rows - tiling.align
 
 
-def sort_rows(group: jax.Array, groups: int, align: int) -> tuple[Groups, jax.Array]:
+def sort_rows(group: jax.Array, groups: int, tiling: Tiling) -> tuple[Groups, jax.Array]:
     """Gives every assignment its row in an array that is sorted by group, stably.
 
     Counting, not sorting: a row is its group's start, plus the assignments to that group in earlier blocks, plus those
@@ -46,11 +46,10 @@ def sort_rows(group: jax.Array, groups: int, align: int) -> tuple[Groups, jax.Ar
     Args:
       group: [A] int32, the group of each assignment; `groups` or more belongs to none.
       groups: E.
-      align: every group starts at a multiple of it.
+      tiling: of the product; its `align` is that of the groups.
 
     Returns:
-      the groups, and [A] int32 rows; one that belongs to no group gets row `aligned_rows(A, E, align)`, which is beyond
-      the end.
+      the groups, and [A] int32 rows; what belongs to no group gets row `sorted_rows(A, E, tiling)`, beyond the end.
     """
     assignments = group.shape[0]
     blocks = -(-assignments // _RANK_BLOCK)
@@ -63,12 +62,12 @@ def sort_rows(group: jax.Array, groups: int, align: int) -> tuple[Groups, jax.Ar
     count = jnp.sum(member, axis=1, dtype=jnp.int32)  # [blocks, E]
     until = jnp.cumsum(count, axis=0)
     size = until[-1]
-    aligned = -(-size // align) * align
+    aligned = -(-size // tiling.align) * tiling.align
     start = jnp.cumsum(aligned) - aligned
     offset = start + until - count  # [blocks, E], of the first row of each block
     row = jnp.sum(jnp.where(member, offset[:, None] + within.astype(jnp.int32), 0), axis=-1)
     belongs = padded.reshape(row.shape) < groups
-    row = jnp.where(belongs, row, aligned_rows(assignments, groups, align))
+    row = jnp.where(belongs, row, sorted_rows(assignments, groups, tiling))
     return Groups(start, size), row.reshape(-1)[:assignments]
 
 
