@@ -60,11 +60,9 @@ def sort_rows(group: jax.Array, groups: int, tiling: Tiling) -> tuple[Groups, ja
         "ij,bje->bie", earlier, member.astype(jnp.bfloat16), preferred_element_type=jnp.float32
     )  # [blocks, B, E], exact
     count = jnp.sum(member, axis=1, dtype=jnp.int32)  # [blocks, E]
-    until = jnp.cumsum(count, axis=0)
-    size = until[-1]
-    aligned = -(-size // tiling.align) * tiling.align
-    start = jnp.cumsum(aligned) - aligned
-    offset = start + until - count  # [blocks, E], of the first row of each block
+    size = jnp.sum(member, axis=(0, 1), dtype=jnp.int32)
+    start = _before(-(-size // tiling.align) * tiling.align)
+    offset = start + _before(count)  # [blocks, E], of the first row of each block
     row = jnp.sum(jnp.where(member, offset[:, None] + within.astype(jnp.int32), 0), axis=-1)
     belongs = padded.reshape(row.shape) < groups
     row = jnp.where(belongs, row, sorted_rows(assignments, groups, tiling))
@@ -102,11 +100,13 @@ def work_items(groups: Groups, tiling: Tiling, *, rows: int, columns: int, block
         full += rest > 0
         single = jnp.zeros_like(rest, bool)
     full_parts = full * across * parts
-    end = jnp.cumsum(full_parts + single * (-(-across // parts) * parts))
+    all_parts = full_parts + single * (-(-across // parts) * parts)
+    begin = _before(all_parts)
+    end = begin + all_parts
     slot = jnp.arange(turns * blocks * parts, dtype=jnp.int32)
     group = jnp.sum(slot[:, None] >= end, axis=1, dtype=jnp.int32)  # [slots]
     held = jnp.minimum(group, count - 1)
-    local = slot - jnp.where(held > 0, end[held - 1], 0)
+    local = slot - begin[held]
     is_full = local < full_parts[held]
     tile = local // parts
     high = jnp.maximum(full[held], 1)
@@ -123,4 +123,11 @@ def work_items(groups: Groups, tiling: Tiling, *, rows: int, columns: int, block
         ],
         axis=1,
     )
-    return WorkItems(items, (-(-end[-1] // (blocks * parts)) * parts)[None])
+    return WorkItems(items, -(-jnp.sum(all_parts, keepdims=True) // (blocks * parts)) * parts)
+
+
+def _before(x: jax.Array) -> jax.Array:
+    """The sums of all earlier entries along the first axis, as one masked sum: a cumsum is several kernels."""
+    index = jnp.arange(x.shape[0])
+    earlier = (index[:, None] > index).reshape(x.shape[0], x.shape[0], *(1,) * (x.ndim - 1))
+    return jnp.sum(jnp.where(earlier, x[None], 0), axis=1, dtype=x.dtype)
