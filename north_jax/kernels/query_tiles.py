@@ -13,13 +13,13 @@ TOKEN_ALIGN = 8  # a prompt begins at a multiple of it in a packed chunk
 NOTHING = -1
 
 
-def tile_count(tokens: int, rows: int) -> int:
+def tile_count(tokens: int, rows: int, tile: int = TILE) -> int:
     """Tiles that `tokens` queries of `rows` prompts need at most."""
-    return tokens // TILE + min(rows, tokens)
+    return tokens // tile + min(rows, tokens)
 
 
 def query_tiles(
-    offset: jax.Array, start: jax.Array, length: jax.Array, *, tokens: int, window: int | None
+    offset: jax.Array, start: jax.Array, length: jax.Array, *, tokens: int, window: int | None, tile: int = TILE
 ) -> tuple[jax.Array, jax.Array]:
     """Cuts the queries of several prompts into tiles, those with the most keys first: so that blocks end together.
 
@@ -29,6 +29,7 @@ def query_tiles(
       length: [N] int32, its queries, 0 for none.
       tokens: T, of the packed queries, static.
       window: keys that a query sees, its own included; None for all before it.
+      tile: queries of a tile.
 
     Returns:
       [tiles, 6] int32: prompt or NOTHING, first query in the packed ones, its position, queries, first page that the
@@ -36,13 +37,13 @@ def query_tiles(
       there are.
     """
     rows = offset.shape[0]
-    end = jnp.cumsum(-(-length // TILE))
-    tile = jnp.arange(tile_count(tokens, rows), dtype=jnp.int32)
-    prompt = jnp.sum(tile[:, None] >= end, axis=1, dtype=jnp.int32)
+    end = jnp.cumsum(-(-length // tile))
+    number = jnp.arange(tile_count(tokens, rows, tile), dtype=jnp.int32)
+    prompt = jnp.sum(number[:, None] >= end, axis=1, dtype=jnp.int32)
     held = jnp.minimum(prompt, rows - 1)
-    within = (tile - jnp.where(held > 0, end[held - 1], 0)) * TILE
+    within = (number - jnp.where(held > 0, end[held - 1], 0)) * tile
     position = start[held] + within
-    count = jnp.clip(length[held] - within, 0, TILE)
+    count = jnp.clip(length[held] - within, 0, tile)
     first_key = jnp.zeros_like(position) if window is None else jnp.maximum(position - window + 1, 0)
     first_page = first_key // PAGE_SIZE
     pages = (position + count - 1) // PAGE_SIZE - first_page + 1
