@@ -9,6 +9,8 @@ import importlib
 COMMANDS = {
     "decode": "decode",
     "prefill": "prefill",
+    "grouped_matmul": "grouped_matmul",
+    "cold_start": "cold_start",
     "agreement": "agreement",
     "properties": "properties",
     "soak": "soak",

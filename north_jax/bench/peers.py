@@ -13,7 +13,15 @@ _VLLM = {
     ("skewed", 8192): {1: 224, 2: 379, 4: 611, 8: 924, 16: 1386, 32: 2021},
 }
 
+# The same, one prompt to its first token, in milliseconds, by its tokens.
+_VLLM_PREFILL = {128: 84, 512: 50, 2048: 50, 8192: 145, 32768: 763}
+
 
 def vllm(routing: str, context: int, batch: int) -> int | None:
     """vLLM's tok/s, None where it was not measured."""
     return _VLLM.get((routing, context), {}).get(batch)
+
+
+def vllm_prefill(tokens: int) -> int | None:
+    """vLLM's milliseconds for a prompt of so many tokens, None where it was not measured."""
+    return _VLLM_PREFILL.get(tokens)

@@ -33,9 +33,10 @@ class Packed(NamedTuple):
     length: np.ndarray  # [N], its tokens, 0 for no piece
 
 
-def packed_length(lengths: Sequence[int]) -> int:
-    """Tokens that pieces of these lengths take in a chunk, in this order."""
-    return sum(_aligned(length) for length in lengths[:-1]) + lengths[-1] if lengths else 0
+def packed_length(lengths: Sequence[int], *, following: bool = False) -> int:
+    """Tokens that pieces of these lengths take in a chunk, in this order; `following`: up to where another may begin."""
+    aligned = sum(map(_aligned, lengths))
+    return aligned if following or not lengths else aligned - _aligned(lengths[-1]) + lengths[-1]
 
 
 def pack(pieces: Sequence[Piece], *, tokens: int, rows: int) -> Packed:
