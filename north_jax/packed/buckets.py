@@ -10,9 +10,9 @@ LEAST = 64  # tokens of the smallest chunk
 def buckets(most: int) -> tuple[int, ...]:
     """Lengths from LEAST to `most` tokens, ascending.
 
-    Up to 2048 tokens four to an octave, at eighths of a power of two: a length there is padded by a ninth on average,
-    by a quarter at most. Above it two to an octave: such a chunk is the last of a longer prompt, or one of many prompts
-    that fill it.
+    Up to 4096 tokens four to an octave, at eighths of a power of two: a length there is padded by a ninth on average,
+    by a quarter at most. Above it two to an octave: such a chunk is mostly the last of a longer prompt. What is shorter
+    than LEAST takes as long as LEAST: the weights have to be read.
 
     Args:
       most: the longest, a multiple of LEAST.
@@ -25,7 +25,7 @@ def buckets(most: int) -> tuple[int, ...]:
     lengths = []
     octave = LEAST
     while octave < most:
-        parts = (8, 10, 12, 14) if octave < 2048 else (8, 12)
+        parts = (8, 10, 12, 14) if octave < 4096 else (8, 12)
         lengths += [octave * part // 8 for part in parts if octave * part // 8 % LEAST == 0]
         octave *= 2
     return (*(length for length in lengths if length < most), most)

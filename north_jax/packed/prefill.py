@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +17,11 @@ from ..layers import Array, Params
 from .buckets import buckets
 from .chunk import begin, finish, kinds, layer
 from .packing import Packed, Piece, pack, packed_length
+
+# Of the module, so that engines of one model compile them once.
+_begin = jax.jit(begin, static_argnums=0)
+_layer = jax.jit(layer, static_argnums=(0, 1), static_argnames="whole", donate_argnums=(3, 4))
+_finish = jax.jit(finish, static_argnums=0)
 
 LEAST_WHOLE = 1024  # tokens from which on a whole prompt gets a program of its own
 
@@ -87,15 +91,15 @@ class PackedPrefill:
         config, params, rows = self._config, self._params, self._rows
         packed = Packed(np.zeros(shape.tokens, np.int32), *np.zeros((3, rows), np.int32))
         tables = PageTables(*(np.zeros((rows, entries), np.int32) for entries in self._entries))
-        start = jax.jit(partial(begin, config)).lower(params["embed"], packed, tables)
+        start = _begin.lower(config, params["embed"], packed, tables)
         yield start.compile()
         x, chunk = start.out_info
         layers = {}
         for kind in sorted(set(self._kinds)):
-            step = jax.jit(partial(layer, config, kind, whole=shape.whole), donate_argnums=(1, 2))
-            layers[kind] = step.lower(params["layers"][kind], cache[kind], x, chunk).compile()
+            step = _layer.lower(config, kind, params["layers"][kind], cache[kind], x, chunk, whole=shape.whole)
+            layers[kind] = step.compile()
         yield layers
-        yield jax.jit(partial(finish, config)).lower(params["embed"], params["final_norm"], x, chunk).compile()
+        yield _finish.lower(config, params["embed"], params["final_norm"], x, chunk).compile()
 
     def shape_of(self, pieces: Sequence[Piece]) -> Shape:
         """The compiled shape that a chunk of these pieces runs in. Raises ValueError where none holds it."""
