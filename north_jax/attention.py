@@ -30,6 +30,7 @@ def attention(q: Array, k: Array, v: Array, window: int | None) -> Array:
     Returns:
       [B, T, H, d] in q's dtype.
     """
+
     def blocked(q: Array, k: Array, v: Array) -> Array:
         return blocked_attention(q, k, v, window)
 

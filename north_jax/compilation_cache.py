@@ -1,4 +1,4 @@
-"""XLA's persistent compilation cache: what was compiled once is there at the next start. Imports nothing that is slow."""
+"""XLA's persistent compilation cache: what was compiled once is there at the next start. Imports nothing slow."""
 
 from __future__ import annotations
 

@@ -76,7 +76,9 @@ def measure(config: Path, tokens: int) -> list[dict[str, Any]]:
         for name in ("empty", "filled"):
             command = [sys.executable, "-m", _CHILD, str(config), str(tokens), cache, repr(time.time())]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            rows.append({"kind": "cold_start", "cache": name, "tokens": tokens, **json.loads(done.stdout.splitlines()[-1])})
+            rows.append(
+                {"kind": "cold_start", "cache": name, "tokens": tokens, **json.loads(done.stdout.splitlines()[-1])}
+            )
     return rows
 
 

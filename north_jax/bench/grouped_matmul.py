@@ -43,7 +43,8 @@ TILINGS = (
 PRODUCTS = ("plain", "gated", "down")
 ROUTINGS = ("even", "random")
 _KEYS = ("kind", "product", "assignments", "routing", *(field.name for field in dataclasses.fields(Tiling)))
-_CALLS = 10  # of a round; the quickest of three counts
+_CALLS = 10  # of a round
+_ROUNDS = 3  # the quickest counts
 _TOLERANCE = 2e-2  # of the largest value: a result is rounded to bfloat16
 
 
@@ -86,7 +87,8 @@ def measure(config: Config, case: Case, weights: Array, *, interpret: Any = None
     first = time.perf_counter() - begun
     if not error < _TOLERANCE:
         raise FloatingPointError(f"{case}: the result is off by {error:.3g} of the largest value")
-    seconds = _time(partial(product, x, weights, work), 1 if interpret is not None else _CALLS)
+    rounds, calls = (1, 1) if interpret is not None else (_ROUNDS, _CALLS)
+    seconds = _time(partial(product, x, weights, work), rounds, calls)
     return {
         "kind": "grouped_matmul",
         **{name: getattr(case, name) for name in ("product", "assignments", "routing")},
@@ -121,9 +123,10 @@ def _error(result: Array, x: Array, weights: Array, groups: Groups, gated: bool)
     return worst / largest if largest else float("nan")
 
 
-def _time(call: Callable[[], Array], calls: int) -> float:
+def _time(call: Callable[[], Array], rounds: int, calls: int) -> float:
+    """Seconds of a call, of several queued one after another."""
     best = float("inf")
-    for _ in range(3):
+    for _ in range(rounds):
         begun = time.perf_counter()
         result = None
         for _ in range(calls):
@@ -144,7 +147,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common(parser)
     parser.add_argument("--product", choices=PRODUCTS, nargs="+", default=list(PRODUCTS), help="(default: all)")
     parser.add_argument(
-        "--assignments", type=int, nargs="+", default=[65536, 1024], help="rows (default: 65536 1024, of 8192 and 128 tokens)"
+        "--assignments",
+        type=int,
+        nargs="+",
+        default=[65536, 1024],
+        help="rows (default: 65536 1024, of 8192 and 128 tokens)",
     )
     parser.add_argument("--routing", choices=ROUTINGS, nargs="+", default=list(ROUTINGS), help="(default: both)")
 
@@ -160,7 +167,12 @@ def run(options: argparse.Namespace) -> None:
             for routing in options.routing:
                 for tiling in TILINGS:
                     case = Case(product, assignments, routing, tiling)
-                    key = {"product": product, "assignments": assignments, "routing": routing, **dataclasses.asdict(tiling)}
+                    key = {
+                        "product": product,
+                        "assignments": assignments,
+                        "routing": routing,
+                        **dataclasses.asdict(tiling),
+                    }
                     if (row := results.find(kind="grouped_matmul", **key)) is None:
                         row = results.add(measure(config, case, weights))
                     print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)

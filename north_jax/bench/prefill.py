@@ -148,7 +148,9 @@ def run(options: argparse.Namespace) -> None:
         if row is None:
             if bench is None:
                 bench = Bench(Config.from_json(options.config), context=max(options.tokens), chunk=options.chunk)
-            row = results.add(bench.measure(tokens, chunk, runs=options.runs, parts=options.parts and chunk == chunks[0]))
+            row = results.add(
+                bench.measure(tokens, chunk, runs=options.runs, parts=options.parts and chunk == chunks[0])
+            )
         print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
     print(table([row for row in results.of_kind("prefill") if (row["tokens"], row["chunk"]) in wanted]))
 

@@ -105,7 +105,9 @@ def _chunk_seconds(
 
     windows = {i: jax.jit(partial(_attend, config, i, shape.whole)) for i in _first_by_window(config).values()}
     first = _first_by_window(config)
-    attention = [partial(windows[first[_attention_kind(config, i)]], q, k, v, cache[i], chunk) for i in range(len(layers))]
+    attention = [
+        partial(windows[first[_attention_kind(config, i)]], q, k, v, cache[i], chunk) for i in range(len(layers))
+    ]
     route_and_run = jax.jit(partial(_experts, config))
     experts = [partial(route_and_run, layers[i]["mlp"], h, chunk.valid) for i in sparse]
     mixed = q.reshape(x.shape[0], -1)
@@ -117,7 +119,9 @@ def _chunk_seconds(
 def _any_pages(config: Config, cache: KVCache, positions: int) -> PageTables:
     """Tables of one row that name every page once, as long as there are some."""
     pages = {kind: cache[i].shape[0] for i, kind in enumerate(config.layer_types)}
-    full, sliding = (np.arange(pages.get(kind, 1), dtype=np.int32)[None] for kind in ("full_attention", "sliding_attention"))
+    full, sliding = (
+        np.arange(pages.get(kind, 1), dtype=np.int32)[None] for kind in ("full_attention", "sliding_attention")
+    )
     return PageTables(full, sliding)
 
 
@@ -136,7 +140,7 @@ def _attend(config: Config, layer: int, whole: bool, q: Array, k: Array, v: Arra
     window, places = config.window(layer), chunk.places(config, layer)
     if whole:
         return whole_attention(q, k, v, window)
-    tiles = (places.tiles, places.count)
+    tiles = (places.tiles, places.works)
     return packed_attention(q, pages, places.table, tiles, chunk.offset, chunk.start, chunk.length, window)
 
 

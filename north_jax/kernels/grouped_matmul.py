@@ -20,10 +20,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from .tiling import WARPGROUP_ROWS, Tiling
+from .shared_memory import ROW_VALUES, accumulator, tiles
+from .tiling import DEPTH, WARPGROUP_ROWS, Tiling
 from .work_items import Groups, WorkItems
 
-_STORE_COLUMNS = 64  # of a store: 128-byte rows of 16-bit values
+_STORE_COLUMNS = ROW_VALUES  # of a store
 _STORE_SLOTS = 2  # stores of a warpgroup that may be under way
 _PRODUCER_REGISTERS = 40
 _CONSUMER_REGISTERS = {1: 224, 2: 232}  # by consumer warpgroups
@@ -61,9 +62,10 @@ def grouped_matmul(
     if gated:
         weights = weights.reshape(groups, 2, columns // 2, depth)
     out_columns = columns // 2 if gated else columns
-    transforms = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
     warpgroups = tiling.row_warpgroups
-    clusters = {"cluster": (tiling.cluster,), "cluster_names": ("cluster",)} if tiling.cluster > 1 else {}
+    clusters: dict[str, Any] = (
+        {"cluster": (tiling.cluster,), "cluster_names": ("cluster",)} if tiling.cluster > 1 else {}
+    )
     consumed: Any = plgpu.Barrier(num_arrivals=warpgroups, num_barriers=tiling.stages)
     if tiling.cluster > 1:
         consumed = plgpu.ClusterBarrier(
@@ -73,11 +75,9 @@ def grouped_matmul(
         functools.partial(_kernel, tiling=tiling, gated=gated, blocks=blocks // tiling.cluster),
         out_type=jax.ShapeDtypeStruct((x.shape[0], out_columns), x.dtype),
         scratch_types=[
-            plgpu.SMEM((tiling.stages, warpgroups, WARPGROUP_ROWS, tiling.depth), x.dtype, transforms=transforms),
-            plgpu.SMEM((tiling.stages, tiling.columns, tiling.depth), x.dtype, transforms=transforms),
-            plgpu.SMEM(
-                (warpgroups, _STORE_SLOTS, WARPGROUP_ROWS, _STORE_COLUMNS), x.dtype, transforms=transforms
-            ),
+            tiles((tiling.stages, warpgroups, WARPGROUP_ROWS, DEPTH), x.dtype),
+            tiles((tiling.stages, tiling.columns, DEPTH), x.dtype),
+            tiles((warpgroups, _STORE_SLOTS, WARPGROUP_ROWS, _STORE_COLUMNS), x.dtype),
             plgpu.Barrier(num_arrivals=warpgroups + (2 if gated else 1), num_barriers=tiling.stages),
             consumed,
         ],
@@ -110,7 +110,7 @@ def _kernel(
 ) -> None:
     warpgroups, stages, columns = tiling.row_warpgroups, tiling.stages, tiling.columns
     half = columns // 2
-    depth_steps = x.shape[1] // tiling.depth
+    depth_steps = x.shape[1] // DEPTH
     warpgroup = lax.axis_index("warpgroup")
     block = lax.axis_index("block")
     member = lax.axis_index("cluster") if tiling.cluster > 1 else jnp.int32(0)
@@ -128,12 +128,12 @@ def _kernel(
         following = item(step + 1)
 
         @pl.when(group >= 0)
-        def _() -> None:
+        def load_tile() -> None:
             @pl.loop(0, depth_steps)
-            def _(k: jax.Array) -> None:
+            def load_stage(k: jax.Array) -> None:
                 stage = lax.rem(loaded + k, jnp.int32(stages))
                 plgpu.barrier_wait(consumed.at[stage])
-                depth = pl.ds(pl.multiple_of(k * tiling.depth, tiling.depth), tiling.depth)
+                depth = pl.ds(pl.multiple_of(k * DEPTH, DEPTH), DEPTH)
                 for i in range(warpgroups):
                     plgpu.copy_gmem_to_smem(
                         x.at[pl.ds(pl.multiple_of(row + i * WARPGROUP_ROWS, tiling.align), WARPGROUP_ROWS), depth],
@@ -163,33 +163,33 @@ def _kernel(
         mine = rows - warpgroup * WARPGROUP_ROWS  # how many of this warpgroup's rows count
 
         @pl.when((group >= 0) & (mine > 0))
-        def _() -> None:
-            def multiply(accumulator: Any) -> jax.Array:
+        def finish_tile() -> None:
+            def multiply(sums: Any) -> jax.Array:
                 @pl.loop(0, depth_steps)
-                def _(k: jax.Array) -> None:
+                def multiply_stage(k: jax.Array) -> None:
                     stage = lax.rem(loaded + k, jnp.int32(stages))
                     plgpu.barrier_wait(landed.at[stage])
-                    plgpu.wgmma(accumulator, x_ring.at[stage, warpgroup], w_ring.at[stage].transpose((1, 0)))
+                    plgpu.wgmma(sums, x_ring.at[stage, warpgroup], w_ring.at[stage].transpose((1, 0)))
                     plgpu.wgmma_wait(1)
 
                     @pl.when(k > 0)
-                    def _() -> None:  # the product before this one is done
+                    def release_last() -> None:  # the product before this one is done
                         plgpu.barrier_arrive(consumed.at[lax.rem(loaded + k - 1, jnp.int32(stages))])
 
-                result = accumulator[...]
+                result = sums[...]
                 plgpu.barrier_arrive(consumed.at[lax.rem(loaded + depth_steps - 1, jnp.int32(stages))])
                 return result
 
-            result = pl.run_scoped(multiply, plgpu.ACC((WARPGROUP_ROWS, columns), jnp.float32))
+            result = pl.run_scoped(multiply, accumulator(WARPGROUP_ROWS, columns))
             if gated:
                 gate, up = result[:, :half], result[:, half:]
                 result = gate * up / (1.0 + jnp.exp(-gate))
             store(result.astype(out.dtype), row + warpgroup * WARPGROUP_ROWS, mine, column)
 
         @pl.when((group >= 0) & (mine <= 0))
-        def _() -> None:  # the stages pass by
+        def pass_by() -> None:  # the stages pass by
             @pl.loop(0, depth_steps)
-            def _(k: jax.Array) -> None:
+            def skip_stage(k: jax.Array) -> None:
                 stage = lax.rem(loaded + k, jnp.int32(stages))
                 plgpu.barrier_wait(landed.at[stage])
                 plgpu.barrier_arrive(consumed.at[stage])
@@ -198,9 +198,12 @@ def _kernel(
 
     def store(result: jax.Array, row: jax.Array, rows: jax.Array, column: jax.Array) -> None:
         width = result.shape[1]
-        for i in range(width // _STORE_COLUMNS):
+        parts = width // _STORE_COLUMNS
+        # Slots alternate over the ends of tiles only where a tile fills them all the same number of times.
+        under_way = _STORE_SLOTS - 1 if parts % _STORE_SLOTS == 0 else 0
+        for i in range(parts):
             slot = staging.at[warpgroup, i % _STORE_SLOTS]
-            plgpu.wait_smem_to_gmem(_STORE_SLOTS - 1, wait_read_only=True)
+            plgpu.wait_smem_to_gmem(under_way, wait_read_only=True)
             slot[...] = result[:, i * _STORE_COLUMNS : (i + 1) * _STORE_COLUMNS]
             plgpu.commit_smem()
             for first in range(0, WARPGROUP_ROWS, tiling.align):
@@ -211,7 +214,7 @@ def _kernel(
     initial = (jnp.int32(0), *item(jnp.int32(0)))
 
     @pl.when(warpgroup < warpgroups)
-    def _() -> None:
+    def consumers() -> None:
         plgpu.set_max_registers(_CONSUMER_REGISTERS[warpgroups], action="increase")
         for stage in range(stages):
             plgpu.barrier_arrive(consumed.at[stage])
@@ -219,7 +222,7 @@ def _kernel(
         plgpu.wait_smem_to_gmem(0)
 
     @pl.when(warpgroup == warpgroups)
-    def _() -> None:
+    def producer() -> None:
         plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
         lax.fori_loop(0, count, produce, initial)
         for stage in range(stages):  # nobody leaves while others may still arrive here
@@ -232,7 +235,7 @@ def _store_rows(
     """Begins to store `count` rows of a slot, from `first` on, if the first of them counts; commits nothing."""
 
     @pl.when(first < rows)
-    def _() -> None:
+    def store_rows() -> None:
         plgpu.copy_smem_to_gmem(
             slot.at[pl.ds(first, count)],
             out.at[
@@ -258,16 +261,20 @@ def grouped_matmul_reference(x: jax.Array, weights: jax.Array, groups: Groups, *
 
 def _check(x: jax.Array, weights: jax.Array, tiling: Tiling, *, gated: bool, blocks: int) -> None:
     if x.ndim != 2 or weights.ndim != 3 or x.shape[1] != weights.shape[2]:
-        raise ValueError(f"grouped_matmul: x is {list(x.shape)} and weights {list(weights.shape)}, not [R, K], [E, N, K]")
+        raise ValueError(
+            f"grouped_matmul: x is {list(x.shape)} and weights {list(weights.shape)}, not [R, K], [E, N, K]"
+        )
     if x.dtype != weights.dtype or x.dtype not in (jnp.bfloat16, jnp.float16):
         raise ValueError(f"grouped_matmul: x is {x.dtype} and weights {weights.dtype}, expected the same 16-bit type")
-    if x.shape[1] % tiling.depth:
-        raise ValueError(f"grouped_matmul: K is {x.shape[1]}, expected a multiple of {tiling.depth}")
+    if x.shape[1] % DEPTH:
+        raise ValueError(f"grouped_matmul: K is {x.shape[1]}, expected a multiple of {DEPTH}")
     width = tiling.columns * tiling.cluster
     if weights.shape[1] % width or (gated and tiling.columns % (2 * _STORE_COLUMNS)):
         raise ValueError(f"grouped_matmul: N is {weights.shape[1]}, expected a multiple of {width} columns")
     if tiling.columns % _STORE_COLUMNS:
-        raise ValueError(f"grouped_matmul: tiles have {tiling.columns} columns, expected a multiple of {_STORE_COLUMNS}")
+        raise ValueError(
+            f"grouped_matmul: tiles have {tiling.columns} columns, expected a multiple of {_STORE_COLUMNS}"
+        )
     if blocks % tiling.cluster:
         raise ValueError(f"grouped_matmul: {blocks} blocks do not divide into clusters of {tiling.cluster}")
     staging = 2 * tiling.row_warpgroups * _STORE_SLOTS * WARPGROUP_ROWS * _STORE_COLUMNS

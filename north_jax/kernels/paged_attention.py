@@ -21,6 +21,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from ..kv_cache import PAGE_SIZE
 from .query_tiles import PAGES_PER_BLOCK, TILE, TOKEN_ALIGN
+from .shared_memory import accumulator
+from .shared_memory import tiles as tiles_of
 
 _WARPGROUPS = TILE // 64
 _QUERIES = 64  # of a warpgroup
@@ -83,27 +85,26 @@ def paged_attention_kernel(
         raise ValueError(f"paged_attention: q is {q.dtype}{list(q.shape)}, expected 16-bit values and d of 64 or 128")
     if pages.dtype != q.dtype or pages.shape[1:] != (2, kv_heads, PAGE_SIZE, d) or heads % kv_heads:
         raise ValueError(f"paged_attention: pages are {pages.dtype}{list(pages.shape)}, q {q.dtype}{list(q.shape)}")
-    transforms = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-    ring = plgpu.SMEM((sizes.stages, _KEYS, d), q.dtype, transforms=transforms)
-    queries = plgpu.SMEM((_WARPGROUPS, _QUERIES, d), q.dtype, transforms=transforms)
+    ring = tiles_of((sizes.stages, _KEYS, d), q.dtype)
+    queries = tiles_of((_WARPGROUPS, _QUERIES, d), q.dtype)
     landed = plgpu.Barrier(num_arrivals=PAGES_PER_BLOCK, num_barriers=sizes.stages)
     consumed = plgpu.Barrier(num_arrivals=_WARPGROUPS, num_barriers=sizes.stages)
     kernel = plgpu.kernel(
         functools.partial(_kernel, window=window, blocks=blocks, sizes=sizes, interpreted=interpret is not None),
         out_type=jax.ShapeDtypeStruct(q.shape, q.dtype),
-        scratch_types=dict(
-            q_tile=queries,
-            staging=queries,
-            k_ring=ring,
-            v_ring=ring,
-            q_landed=plgpu.Barrier(num_barriers=_WARPGROUPS),
-            q_consumed=plgpu.Barrier(num_barriers=_WARPGROUPS),
-            k_landed=landed,
-            k_consumed=consumed,
-            v_landed=landed,
-            v_consumed=consumed,
-            turn=plgpu.Barrier(num_arrivals=_WARPGROUPS),
-        ),
+        scratch_types={
+            "q_tile": queries,
+            "staging": queries,
+            "k_ring": ring,
+            "v_ring": ring,
+            "q_landed": plgpu.Barrier(num_barriers=_WARPGROUPS),
+            "q_consumed": plgpu.Barrier(num_barriers=_WARPGROUPS),
+            "k_landed": landed,
+            "k_consumed": consumed,
+            "v_landed": landed,
+            "v_consumed": consumed,
+            "turn": plgpu.Barrier(num_arrivals=_WARPGROUPS),
+        },
         grid=(blocks,),
         grid_names=("block",),
         num_threads=_WARPGROUPS + 1,
@@ -163,14 +164,14 @@ def _kernel(
         last_page = lax.div(position + queries - 1, jnp.int32(PAGE_SIZE))
 
         @pl.when(key_blocks > 0)
-        def _() -> None:
+        def load_queries() -> None:
             for i in range(_WARPGROUPS):
                 plgpu.barrier_wait(q_consumed.at[i])
                 rows = pl.ds(pl.multiple_of(token + i * _QUERIES, TOKEN_ALIGN), _QUERIES)
                 plgpu.copy_gmem_to_smem(q.at[rows, head], q_tile.at[i], q_landed.at[i])
 
         @pl.loop(0, key_blocks)
-        def _(step: jax.Array) -> None:
+        def load_block(step: jax.Array) -> None:
             stage = lax.rem(loaded + step, jnp.int32(stages))
             numbers = []
             for i in range(PAGES_PER_BLOCK):  # beyond the last page it is loaded again, and masked
@@ -193,7 +194,7 @@ def _kernel(
         _, token, position, queries, first_page, key_blocks, head = item(step)
 
         @pl.when(key_blocks > 0)
-        def _() -> None:
+        def attend_tile() -> None:
             first_query = position + warpgroup * _QUERIES
             plgpu.barrier_wait(q_landed.at[warpgroup])
             attend = functools.partial(key_block, loaded, first_query, first_page * PAGE_SIZE, key_blocks)
@@ -222,16 +223,16 @@ def _kernel(
         stage = lax.rem(loaded + step, jnp.int32(stages))
         plgpu.barrier_wait(k_landed.at[stage])
 
-        def score(accumulator: Any) -> jax.Array:
-            plgpu.wgmma(accumulator, q_tile.at[warpgroup], k_ring.at[stage].transpose((1, 0)))
+        def score(products: Any) -> jax.Array:
+            plgpu.wgmma(products, q_tile.at[warpgroup], k_ring.at[stage].transpose((1, 0)))
             take_turn()
-            return accumulator[...]
+            return products[...]
 
-        scores = pl.run_scoped(score, plgpu.ACC((_QUERIES, _KEYS), jnp.float32))
+        scores = pl.run_scoped(score, accumulator(_QUERIES, _KEYS))
         plgpu.barrier_arrive(k_consumed.at[stage])
 
         @pl.when(step == key_blocks - 1)
-        def _() -> None:
+        def release_queries() -> None:
             plgpu.barrier_arrive(q_consumed.at[warpgroup])
 
         key = first_key + step * _KEYS
@@ -249,14 +250,14 @@ def _kernel(
         if sizes.take_turns:
             plgpu.barrier_wait(turn)
 
-        def add(accumulator: Any) -> jax.Array:
-            plgpu.wgmma(accumulator, p16, v_ring.at[stage])
-            return accumulator[...]
+        def weigh(products: Any) -> jax.Array:
+            plgpu.wgmma(products, p16, v_ring.at[stage])
+            return products[...]
 
         if interpreted:  # the interpreter's wgmma takes no operand from registers
             added = jnp.dot(p16, v_ring[stage], preferred_element_type=jnp.float32)
         else:
-            added = pl.run_scoped(add, plgpu.ACC((_QUERIES, d), jnp.float32))
+            added = pl.run_scoped(weigh, accumulator(_QUERIES, d))
         sums = sums * lax.broadcast_in_dim(shrink, sums.shape, [0]) + added
         plgpu.barrier_arrive(v_consumed.at[stage])
         return sums, new_maximum, weight
@@ -290,14 +291,14 @@ def _kernel(
         pl.when(queries >= _QUERIES)(lambda: copy(0, _QUERIES))
 
         @pl.when(queries < _QUERIES)
-        def _() -> None:  # the end of a prompt: another one may follow
+        def store_some() -> None:  # the end of a prompt: another one may follow
             for first in range(0, _QUERIES, TOKEN_ALIGN):
                 pl.when(first < queries)(functools.partial(copy, first, TOKEN_ALIGN))
 
         plgpu.commit_smem_to_gmem_group()
 
     @pl.when(warpgroup < _WARPGROUPS)
-    def _() -> None:
+    def consumers() -> None:
         plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
         plgpu.barrier_arrive(q_consumed.at[warpgroup])
         for stage in range(stages):
@@ -309,7 +310,7 @@ def _kernel(
         plgpu.wait_smem_to_gmem(0)
 
     @pl.when(warpgroup == _WARPGROUPS)
-    def _() -> None:
+    def producer() -> None:
         plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
         lax.fori_loop(0, steps, produce, jnp.int32(0))
         for i in range(_WARPGROUPS):

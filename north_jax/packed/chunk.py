@@ -27,7 +27,7 @@ class Places(NamedTuple):
     table: Array  # [N, P] int32
     page: Array  # [W, 1] int32, of each token written; W = T + N · PAGE_SIZE, the last of which clear
     tiles: Array  # [tiles, 6] int32, of `query_tiles`
-    count: Array  # [1] int32
+    works: Array  # [1] int32, how many of the tiles hold work
 
 
 class Chunk(NamedTuple):
@@ -110,7 +110,7 @@ def layer(
     if whole:
         mixed = whole_attention(q, k, v, window)
     else:
-        tiles = (places.tiles, places.count)
+        tiles = (places.tiles, places.works)
         mixed = packed_attention(q, pages, places.table, tiles, chunk.offset, chunk.start, chunk.length, window)
     attended = linear(mixed.reshape(x.shape[0], -1), params["o"])
     added = attended + _feed_forward(config, like, params["mlp"], h, chunk.valid)
@@ -118,7 +118,7 @@ def layer(
 
 
 def _write(pages: Array, k: Array, v: Array, places: Places, chunk: Chunk) -> Array:
-    """Writes the keys and values, [T, K, d] each, and clears the rest of the last pages: a token is a row of its own."""
+    """Writes keys and values, [T, K, d] each, and clears the rest of the last pages: each token is a row of its own."""
     clear = ((0, places.page.shape[0] - k.shape[0]), (0, 0), (0, 0))
     k, v = (jnp.pad(values.astype(pages.dtype), clear)[:, None] for values in (k, v))  # [W, 1, K, d]
     return kv_write(pages, k, v, places.page, chunk.slot, chunk.written)
@@ -144,4 +144,3 @@ def kinds(config: Config) -> list[int]:
         first.setdefault((config.rope_layers[i], config.window(i), config.mlp_layer_types[i], config.layer_types[i]), i)
         for i in range(config.num_hidden_layers)
     ]
-

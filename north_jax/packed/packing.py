@@ -20,7 +20,7 @@ class Piece:
       start: positions the prompt holds already.
     """
 
-    tokens: Sequence[int]
+    tokens: Sequence[int] | np.ndarray
     start: int
 
 
@@ -34,7 +34,7 @@ class Packed(NamedTuple):
 
 
 def packed_length(lengths: Sequence[int], *, following: bool = False) -> int:
-    """Tokens that pieces of these lengths take in a chunk, in this order; `following`: up to where another may begin."""
+    """Tokens that pieces of these lengths take in a chunk; `following`: up to where another piece may begin."""
     aligned = sum(map(_aligned, lengths))
     return aligned if following or not lengths else aligned - _aligned(lengths[-1]) + lengths[-1]
 

@@ -14,7 +14,7 @@ import numpy as np
 from north_jax.adjust import mask_words
 from north_jax.config import Config
 from north_jax.decoding import Decoder, Deliver, Draw, SlotSampler, TokenHistory
-from north_jax.kv_cache import KVCache, PageTables, init_cache, pages_for, ring_entries
+from north_jax.kv_cache import PageTables, init_cache, pages_for, ring_entries
 from north_jax.layers import Array, Params, head
 from north_jax.logprobs import Logprobs, TopLogprobs, top_logprobs
 from north_jax.packed import PackedPrefill, Piece

@@ -76,7 +76,8 @@ def test_every_tile_is_dealt_once_and_evenly(kind, tiling, blocks):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("row_warpgroups", 3), ("columns", 264), ("depth", 32), ("stages", 1), ("align", 4), ("cluster", 4)]
+    ("field", "value"),
+    [("row_warpgroups", 3), ("columns", 264), ("stages", 1), ("align", 4), ("cluster", 4)],
 )
 def test_a_tiling_refuses_what_the_kernel_does_not_do(field, value):
     with pytest.raises(ValueError, match=field):

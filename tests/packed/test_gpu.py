@@ -133,7 +133,9 @@ def test_two_prompts_of_a_chunk_do_not_see_each_other(config, params, tokens):
 
 def test_a_float32_model_runs_too(config):
     """No kernel takes it: JAX's own code runs."""
-    small = dataclasses.replace(config, num_hidden_layers=2, layer_types=config.layer_types[:2], mlp_layer_types=config.mlp_layer_types[:2])
+    small = dataclasses.replace(
+        config, num_hidden_layers=2, layer_types=config.layer_types[:2], mlp_layer_types=config.mlp_layer_types[:2]
+    )
     weights = random_params(small, dtype=jnp.float32)
     ring = ring_entries(small, 256, 256)
     pages = {"full_pages": 4, "sliding_pages": ring}

@@ -114,7 +114,9 @@ def test_other_rows_pages_are_left_alone(prefill, sequences, expected):
     prompts = Prompts(prefill, sequences, expected)
     prompts.feed(64, 63, 0)
     mine = [np.asarray(prompts.paged.snapshot().full)[1, :1], np.asarray(prompts.paged.snapshot().sliding)[1, :1]]
-    before = [np.asarray(pages)[mine[CONFIG.layer_types[i] != "full_attention"]] for i, pages in enumerate(prompts.cache)]
+    before = [
+        np.asarray(pages)[mine[CONFIG.layer_types[i] != "full_attention"]] for i, pages in enumerate(prompts.cache)
+    ]
     prompts.feed(60, 0, 3)
     for i, pages in enumerate(prompts.cache):
         np.testing.assert_array_equal(before[i], np.asarray(pages)[mine[CONFIG.layer_types[i] != "full_attention"]])
