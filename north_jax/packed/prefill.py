@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +24,7 @@ _begin = jax.jit(begin, static_argnums=0)
 _layer = jax.jit(layer, static_argnums=(0, 1), static_argnames="whole", donate_argnums=(3, 4))
 _finish = jax.jit(finish, static_argnums=0)
 
+_LOWERING = threading.Lock()  # it is Python's work, and the kernels' is not said to be thread-safe
 LEAST_WHOLE = 1024  # tokens from which on a whole prompt gets a program of its own
 
 
@@ -83,23 +85,27 @@ class PackedPrefill:
         """
         if shape in self.compiled:
             return
-        programs = _Programs(*self._lowered(shape, cache))
+        with _LOWERING:
+            start, layers, end = self._lowered(shape, cache)
+        with ThreadPoolExecutor() as pool:
+            first, *middle, last = pool.map(lambda lowered: lowered.compile(), (start, *layers.values(), end))
+        programs = _Programs(first, dict(zip(layers, middle, strict=True)), last)
         with self._changed:
             self._programs[shape] = programs
 
-    def _lowered(self, shape: Shape, cache: KVCache) -> Iterator[Any]:
+    def _lowered(
+        self, shape: Shape, cache: KVCache
+    ) -> tuple[jax.stages.Lowered, dict[int, jax.stages.Lowered], jax.stages.Lowered]:
         config, params, rows = self._config, self._params, self._rows
         packed = Packed(np.zeros(shape.tokens, np.int32), *np.zeros((3, rows), np.int32))
         tables = PageTables(*(np.zeros((rows, entries), np.int32) for entries in self._entries))
         start = _begin.lower(config, params["embed"], packed, tables)
-        yield start.compile()
         x, chunk = start.out_info
-        layers = {}
-        for kind in sorted(set(self._kinds)):
-            step = _layer.lower(config, kind, params["layers"][kind], cache[kind], x, chunk, whole=shape.whole)
-            layers[kind] = step.compile()
-        yield layers
-        yield _finish.lower(config, params["embed"], params["final_norm"], x, chunk).compile()
+        layers = {
+            kind: _layer.lower(config, kind, params["layers"][kind], cache[kind], x, chunk, whole=shape.whole)
+            for kind in sorted(set(self._kinds))
+        }
+        return start, layers, _finish.lower(config, params["embed"], params["final_norm"], x, chunk)
 
     def shape_of(self, pieces: Sequence[Piece]) -> Shape:
         """The compiled shape that a chunk of these pieces runs in. Raises ValueError where none holds it."""
