@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from .tiling import Tiling
 
 NOTHING = -1  # in WorkItems.items: this step of this block has no tile
+_PAIRWISE = 4096  # assignments, up to which all pairs are compared
 _RANK_BLOCK = 256  # assignments that are ranked by one triangular product; counts up to it are exact in bfloat16
 
 
@@ -40,8 +41,8 @@ def sorted_rows(assignments: int, groups: int, tiling: Tiling) -> int:
 def sort_rows(group: jax.Array, groups: int, tiling: Tiling) -> tuple[Groups, jax.Array]:
     """Gives every assignment its row in an array that is sorted by group, stably.
 
-    Counting, not sorting: a row is its group's start, plus the assignments to that group in earlier blocks, plus those
-    earlier in its own block, which a product with a triangular matrix counts.
+    Counting, not sorting: a row is its group's start plus the number of earlier assignments to that group. Of many
+    assignments it is counted in blocks, within which a product with a triangular matrix counts.
 
     Args:
       group: [A] int32, the group of each assignment; `groups` or more belongs to none.
@@ -52,6 +53,22 @@ def sort_rows(group: jax.Array, groups: int, tiling: Tiling) -> tuple[Groups, ja
       the groups, and [A] int32 rows; what belongs to no group gets row `sorted_rows(A, E, tiling)`, beyond the end.
     """
     assignments = group.shape[0]
+    size = jnp.sum(group[:, None] == jnp.arange(groups, dtype=group.dtype), axis=0, dtype=jnp.int32)
+    start = _before(-(-size // tiling.align) * tiling.align)
+    row = (_rows_of_few if assignments <= _PAIRWISE else _rows_of_many)(group, start)
+    return Groups(start, size), jnp.where(group < groups, row, sorted_rows(assignments, groups, tiling))
+
+
+def _rows_of_few(group: jax.Array, start: jax.Array) -> jax.Array:
+    """Rows of assignments [A], by comparing all pairs: a single small kernel."""
+    index = jnp.arange(group.shape[0], dtype=jnp.int32)
+    earlier = (group[:, None] == group) & (index[:, None] > index)
+    return start.at[group].get(mode="clip") + jnp.sum(earlier, axis=1, dtype=jnp.int32)
+
+
+def _rows_of_many(group: jax.Array, start: jax.Array) -> jax.Array:
+    """Rows of assignments [A]: a group's start, those in earlier blocks, and those earlier in the same block."""
+    assignments, groups = group.shape[0], start.shape[0]
     blocks = -(-assignments // _RANK_BLOCK)
     padded = jnp.pad(group, (0, blocks * _RANK_BLOCK - assignments), constant_values=groups)
     member = padded.reshape(blocks, _RANK_BLOCK, 1) == jnp.arange(groups, dtype=group.dtype)  # [blocks, B, E]
@@ -59,14 +76,9 @@ def sort_rows(group: jax.Array, groups: int, tiling: Tiling) -> tuple[Groups, ja
     within = jnp.einsum(
         "ij,bje->bie", earlier, member.astype(jnp.bfloat16), preferred_element_type=jnp.float32
     )  # [blocks, B, E], exact
-    count = jnp.sum(member, axis=1, dtype=jnp.int32)  # [blocks, E]
-    size = jnp.sum(member, axis=(0, 1), dtype=jnp.int32)
-    start = _before(-(-size // tiling.align) * tiling.align)
-    offset = start + _before(count)  # [blocks, E], of the first row of each block
+    offset = start + _before(jnp.sum(member, axis=1, dtype=jnp.int32))  # [blocks, E], of the first row of each block
     row = jnp.sum(jnp.where(member, offset[:, None] + within.astype(jnp.int32), 0), axis=-1)
-    belongs = padded.reshape(row.shape) < groups
-    row = jnp.where(belongs, row, sorted_rows(assignments, groups, tiling))
-    return Groups(start, size), row.reshape(-1)[:assignments]
+    return row.reshape(-1)[:assignments]
 
 
 def work_items(groups: Groups, tiling: Tiling, *, rows: int, columns: int, blocks: int) -> WorkItems:

@@ -63,12 +63,23 @@ class PackedPrefill:
         self._whole = has_cuda() and jnp.dtype(params["embed"].dtype).itemsize == 2
 
     @property
+    def needed(self) -> tuple[Shape, ...]:
+        """What to compile first: the shortest and the longest chunk, and the longest whole prompt."""
+        pages, whole = self._all
+        return tuple(dict.fromkeys((pages[0], pages[-1], *whole[-1:])))
+
+    @property
     def shapes(self) -> tuple[Shape, ...]:
-        """Everything that may be compiled: what a short prompt needs first, then the longest chunks, then the rest."""
-        pages = [Shape(length, False) for length in self.lengths]
-        whole = [Shape(length, True) for length in self.lengths if self._whole and length >= LEAST_WHOLE]
-        needed = dict.fromkeys((pages[0], pages[-1], *whole[-1:]))
+        """Everything that may be compiled: `needed`, then the others from the longest on."""
+        pages, whole = self._all
+        needed = self.needed
         return (*needed, *(shape for shape in reversed(pages + whole) if shape not in needed))
+
+    @property
+    def _all(self) -> tuple[list[Shape], list[Shape]]:
+        """Through pages, and of whole prompts, each from the shortest on."""
+        pages = [Shape(length, False) for length in self.lengths]
+        return pages, [Shape(length, True) for length in self.lengths if self._whole and length >= LEAST_WHOLE]
 
     @property
     def compiled(self) -> frozenset[Shape]:

@@ -23,7 +23,6 @@ from north_jax.sampling import SamplingParams
 from .memory import CachePlan
 from .work import DecodeWork, Prefilled, PrefillRow, PrefillWork
 
-_FIRST_SHAPES = 3  # prefill shapes that a start waits for: the shortest, the longest, and the longest whole prompt
 _REPORTED = 64  # positions whose logits are held at once; chunks are a multiple of it
 
 
@@ -65,7 +64,7 @@ class Runner:
         """Compiles what every request needs, several programs at a time; `tables` are those of all slots."""
         with ThreadPoolExecutor() as pool:
             compiling = [pool.submit(self._decoder.compile, self._cache, tables), pool.submit(self._sampler.compile)]
-            for shape in self._prefill.shapes[:_FIRST_SHAPES]:
+            for shape in self._prefill.needed:
                 compiling.append(pool.submit(self._prefill.compile, shape, self._pages))
         for program in compiling:
             program.result()

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from north_jax.kernels import work_items as module
 from north_jax.kernels.tiling import Tiling
 from north_jax.kernels.work_items import NOTHING, Groups, sort_rows, sorted_rows, work_items
 
@@ -29,9 +30,12 @@ def assignments(kind: str, rng: np.random.Generator) -> np.ndarray:
     return np.repeat(np.arange(10), 70)  # of which 64 fill a tile and 6 do not
 
 
+@pytest.mark.parametrize("pairwise", [True, False])
 @pytest.mark.parametrize("kind", ["random", "one", "none", "even"])
 @pytest.mark.parametrize("tiling", TILINGS)
-def test_rows_are_sorted_stably_from_aligned_starts(kind, tiling):
+def test_rows_are_sorted_stably_from_aligned_starts(kind, tiling, pairwise, monkeypatch):
+    if not pairwise:
+        monkeypatch.setattr(module, "_PAIRWISE", 0)
     group = assignments(kind, np.random.default_rng(0)).astype(np.int32)
     groups, row = (np.asarray(a) if not isinstance(a, Groups) else a for a in sort_rows(jnp.asarray(group), 9, tiling))
     start, size = map(np.asarray, groups)

@@ -132,7 +132,7 @@ def test_the_cache_is_updated_in_place(prefill, sequences, expected):
 def test_the_shortest_compiled_chunk_is_taken(params):
     entries = pages_for(LENGTH), ring_entries(CONFIG, LENGTH, 256)
     made = PackedPrefill(CONFIG, params, rows=ROWS, most=256, entries=entries)
-    assert made.shapes[:2] == (Shape(64, False), Shape(256, False))  # what a start waits for
+    assert made.needed == made.shapes[:2] == (Shape(64, False), Shape(256, False))
     assert sorted(shape.tokens for shape in made.shapes) == list(made.lengths)
     with pytest.raises(ValueError, match="chunk of 5 tokens exceeds what is compiled"):
         made.shape_of([Piece([1] * 5, 0)])
