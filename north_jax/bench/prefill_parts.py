@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from north_jax.config import DENSE, Config
+from north_jax.config import DENSE, FULL, SLIDING, Config
 from north_jax.kv_cache import KVCache, PageTables
 from north_jax.layers import Array, Params, dense_mlp, linear
 from north_jax.moe import route
@@ -94,7 +94,7 @@ def _chunk_seconds(
     config: Config, params: Params, cache: KVCache, shape: Shape, start: int, tokens: int
 ) -> dict[str, float]:
     packed = pack([Piece(np.zeros(tokens, np.int32), start)], tokens=shape.tokens, rows=1)
-    tables = _any_pages(config, cache, start + tokens)
+    tables = _any_pages(config, cache)
     x, chunk = jax.jit(partial(begin, config))(params["embed"], packed, tables)
     heads, kv_heads, d = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     h = jax.random.normal(jax.random.key(0), x.shape, jnp.float32).astype(x.dtype)
@@ -116,12 +116,10 @@ def _chunk_seconds(
     return {"attention": _time(attention), "experts": _time(experts), "projections": _time(projections)}
 
 
-def _any_pages(config: Config, cache: KVCache, positions: int) -> PageTables:
-    """Tables of one row that name every page once, as long as there are some."""
+def _any_pages(config: Config, cache: KVCache) -> PageTables:
+    """Tables of one row that name every page once."""
     pages = {kind: cache[i].shape[0] for i, kind in enumerate(config.layer_types)}
-    full, sliding = (
-        np.arange(pages.get(kind, 1), dtype=np.int32)[None] for kind in ("full_attention", "sliding_attention")
-    )
+    full, sliding = (np.arange(pages.get(kind, 1), dtype=np.int32)[None] for kind in (FULL, SLIDING))
     return PageTables(full, sliding)
 
 

@@ -25,7 +25,7 @@ from north_jax.packed.packing import TOKEN_ALIGN
 pytestmark = pytest.mark.gpu
 CHUNK = 8192
 CONTEXT = 2 * CHUNK
-MARGIN = 1.25  # of the error of JAX's own bfloat16 pass
+MARGIN = 1.5  # of the error of JAX's own bfloat16 pass, which rounds each expert's part once less
 
 
 @pytest.fixture(scope="module")
