@@ -10,6 +10,8 @@ COMMANDS = {
     "decode": "decode",
     "prefill": "prefill",
     "moe": "moe",
+    "grouped_matmul": "grouped_matmul",
+    "cold_start": "cold_start",
     "agreement": "agreement",
     "properties": "properties",
     "soak": "soak",
