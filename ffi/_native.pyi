@@ -7,6 +7,7 @@ import numpy as np
 cuda_architectures: str  # such as "sm_90a", separated by spaces; "" without CUDA kernels
 
 def handlers() -> dict[str, dict[str, object]]: ...  # platform, as jax.ffi spells it -> target -> capsule
+def warp_decode_calls() -> int: ...  # handlers of warp decode that the host has called, in this process
 def abi_constants() -> dict[str, int | dict[str, int]]: ...  # of csrc/megakernel/abi.h and channel.h
 def abi_operations() -> list[
     tuple[str, int, bool, bool, bool, int]

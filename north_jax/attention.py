@@ -9,6 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from .kernels.device import has_cuda
 from .kv_cache import PAGE_SIZE
 from .layers import Array, contract
 
@@ -29,17 +30,27 @@ def attention(q: Array, k: Array, v: Array, window: int | None) -> Array:
     Returns:
       [B, T, H, d] in q's dtype.
     """
-    if _cudnn_applies(q):
+
+    def blocked(q: Array, k: Array, v: Array) -> Array:
+        return blocked_attention(q, k, v, window)
+
+    def cudnn(q: Array, k: Array, v: Array) -> Array:
         span = None if window is None or window >= q.shape[1] else (window - 1, 0)
         return jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=span, implementation="cudnn")
-    return blocked_attention(q, k, v, window)
+
+    if not _cudnn_applies(q):
+        return blocked(q, k, v)
+    return jax.lax.platform_dependent(q, k, v, cuda=cudnn, default=blocked)
 
 
 def _cudnn_applies(q: Array) -> bool:
-    """Whole blocks of 16-bit values on a GPU; shorter or odd sequences are not worth a special case."""
+    """Whole blocks of 16-bit values, in a process with a GPU: even tracing the call needs one.
+
+    Shorter or odd sequences are not worth a special case.
+    """
     length, d = q.shape[1], q.shape[3]
     half = q.dtype in (jnp.bfloat16, jnp.float16)
-    return jax.default_backend() == "gpu" and half and length % 64 == 0 and d % 8 == 0 and d <= 128
+    return half and length % 64 == 0 and d % 8 == 0 and d <= 128 and has_cuda()
 
 
 def blocked_attention(q: Array, k: Array, v: Array, window: int | None) -> Array:

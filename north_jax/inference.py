@@ -14,11 +14,19 @@ from .config import Config
 from .kv_cache import KVCache, PageTables
 from .layers import Array, Params, embed, head, linear, norm, project_qkv
 from .model import feed_forward
+from .moe import Method
 from .native import kv_write
 
 
 def extend(
-    config: Config, params: Params, cache: KVCache, tables: PageTables, tokens: Array, start: Array, length: Array
+    config: Config,
+    params: Params,
+    cache: KVCache,
+    tables: PageTables,
+    tokens: Array,
+    start: Array,
+    length: Array,
+    method: Method = "auto",
 ) -> tuple[KVCache, Array]:
     """Appends tokens to N rows: writes their keys and values into pages and runs every layer on them.
 
@@ -30,11 +38,13 @@ def extend(
       tokens: [N, T] int32; entries at or beyond length[i] are padding.
       start: [N] int32, positions the row holds already.
       length: [N] int32, tokens appended; 0 for an idle row.
+      method: how the experts run; see `moe`.
 
     Returns:
       the updated cache, and the last layer's output [N, T, D] (padding meaningless but finite).
     """
-    positions = start[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)  # [N, T]
+    column = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+    positions, live = start[:, None] + column, column < length[:, None]  # [N, T]
     x = embed(params, tokens)
     updated = list(cache)
     for i in range(config.num_hidden_layers):
@@ -44,26 +54,41 @@ def extend(
         q, k, v = project_qkv(config, i, h, layer["qkv"], positions)
         updated[i] = kv_write(updated[i], k.astype(cache[i].dtype), v.astype(cache[i].dtype), table, start, length)
         mixed = paged_attention(q, updated[i], table, start, length, config.window(i))
-        x = x + linear(mixed.reshape(*h.shape[:-1], -1), layer["o"]) + feed_forward(config, i, layer["mlp"], h)
+        attended = linear(mixed.reshape(*h.shape[:-1], -1), layer["o"])
+        x = x + attended + feed_forward(config, i, layer["mlp"], h, method, live=live)
     return tuple(updated), x
 
 
 def prefill(
-    config: Config, params: Params, cache: KVCache, tables: PageTables, tokens: Array, start: Array, length: Array
+    config: Config,
+    params: Params,
+    cache: KVCache,
+    tables: PageTables,
+    tokens: Array,
+    start: Array,
+    length: Array,
+    method: Method = "auto",
 ) -> tuple[KVCache, Array]:
     """`extend` by a chunk of each prompt, and the logits after each row's last token.
 
     Returns:
       the updated cache, and float32 logits [N, V] (meaningless for a row of length 0).
     """
-    cache, x = extend(config, params, cache, tables, tokens, start, length)
+    cache, x = extend(config, params, cache, tables, tokens, start, length, method)
     last = jnp.maximum(length - 1, 0)
     x = jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]  # [N, D]
     return cache, head(config, params, x)
 
 
 def decode_step(
-    config: Config, params: Params, cache: KVCache, tables: PageTables, tokens: Array, start: Array, active: Array
+    config: Config,
+    params: Params,
+    cache: KVCache,
+    tables: PageTables,
+    tokens: Array,
+    start: Array,
+    active: Array,
+    method: Method = "auto",
 ) -> tuple[KVCache, Array]:
     """`extend` by one token in every active slot.
 
@@ -75,8 +100,9 @@ def decode_step(
       tokens: [S] int32, the newest token of each slot, not yet in the cache.
       start: [S] int32, positions each slot holds already.
       active: [S] bool; the others are idle.
+      method: how the experts run; see `moe`.
 
     Returns:
       the updated cache, and float32 logits [S, V] (meaningless for an idle slot).
     """
-    return prefill(config, params, cache, tables, tokens[:, None], start, active.astype(jnp.int32))
+    return prefill(config, params, cache, tables, tokens[:, None], start, active.astype(jnp.int32), method)

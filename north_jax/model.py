@@ -16,7 +16,7 @@ from flax import nnx
 from .attention import attention
 from .config import DENSE, Config
 from .layers import Array, Params, dense_mlp, embed, head, linear, norm, project_qkv
-from .moe import Method, route, run_experts
+from .moe import NO_EXPERT, Method, route, run_experts
 
 type Tap = Callable[[str, Array], None]  # receives (name, value) of an intermediate tensor
 
@@ -98,12 +98,30 @@ def attend(config: Config, layer: int, params: Params, h: Array, positions: Arra
 
 
 def feed_forward(
-    config: Config, layer: int, params: Params, h: Array, method: Method = "auto", tap: Tap = ignore
+    config: Config,
+    layer: int,
+    params: Params,
+    h: Array,
+    method: Method = "auto",
+    tap: Tap = ignore,
+    live: Array | None = None,
 ) -> Array:
-    """The MLP of one layer, dense or mixture of experts: h [..., D] → [..., D]."""
+    """The MLP of one layer, dense or mixture of experts: h [..., D] → [..., D].
+
+    Args:
+      config: the model's configuration.
+      layer: index of the layer.
+      params: the layer's "mlp".
+      h: [..., D], normalised.
+      method: how the experts run; see `moe`.
+      tap: is shown router_logits and experts.
+      live: [...] bool, which of h count. The method "warp" reads no expert for the others, whose output is then 0.
+    """
     if config.mlp_layer_types[layer] == DENSE:
         return dense_mlp(params, h)
     experts, weights, logits = route(config, params["router"], h)
+    if live is not None and method == "warp":
+        experts = jnp.where(live[..., None], experts, NO_EXPERT)
     tap("router_logits", logits)
     tap("experts", experts)
     return run_experts(config, params, h, experts, weights, method)

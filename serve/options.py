@@ -6,6 +6,8 @@ import argparse
 import os
 from collections.abc import Callable, Sequence
 
+from north_jax.compilation_cache import default_directory
+
 TYPE_CHECKING = False  # as in typing, without the time that importing it takes
 if TYPE_CHECKING:
     from north_jax.decoding import Backend
@@ -25,6 +27,9 @@ class Options(argparse.Namespace):
     max_context: int | None
     max_queue: int
     prefix_cache: bool
+    chunk: int | None
+    busy_chunk: int | None
+    compilation_cache: str | None
     host: str
     port: int
     api_key: str | None
@@ -62,9 +67,10 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     engine = parser.add_argument_group("engine")
     engine.add_argument(
         "--backend",
-        choices=("auto", "jax", "megakernel"),
+        choices=("auto", "jax", "warp", "megakernel"),
         default="auto",
-        help="what decodes: jax runs everywhere, megakernel where it was compiled (default: auto, which is jax)",
+        help="what decodes: jax runs everywhere, warp is jax with kernels for the experts, megakernel is one kernel "
+        "where it was compiled (default: auto, which is jax)",
     )
     engine.add_argument(
         "--slots", type=_positive, default=8, metavar="N", help="requests that run at once (default: %(default)s)"
@@ -87,6 +93,33 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         dest="prefix_cache",
         action="store_false",
         help="compute every prompt from its beginning, also where the KV cache still holds what an earlier one left",
+    )
+    engine.add_argument(
+        "--chunk",
+        type=_positive,
+        metavar="TOKENS",
+        help="prompt tokens computed at once, of all prompts together (default: 8192 on a GPU, less where many slots"
+        " leave little memory; 256 on a CPU)",
+    )
+    engine.add_argument(
+        "--busy-chunk",
+        type=_positive,
+        metavar="TOKENS",
+        help="the same while other requests decode, which wait for it (default: 2048 on a GPU, 256 on a CPU)",
+    )
+    cache = engine.add_mutually_exclusive_group()
+    cache.add_argument(
+        "--compilation-cache",
+        default=default_directory(),
+        metavar="DIR",
+        help="where compiled programs are kept for the next start (default: %(default)s)",
+    )
+    cache.add_argument(
+        "--no-compilation-cache",
+        dest="compilation_cache",
+        action="store_const",
+        const=None,
+        help="compile everything anew, and keep nothing",
     )
     sampling = parser.add_argument_group(
         "sampling",

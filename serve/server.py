@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import time
 
 import jax
 
+from north_jax import compilation_cache
 from north_jax.checkpoint import Checkpoint, CheckpointError, load
 from north_jax.checkpoint.loader import resolve
 from north_jax.config import ConfigError
@@ -35,22 +37,39 @@ _CANNOT_START = (
 )
 
 
-def run(options: Options) -> int:
-    """Serves until SIGTERM or SIGINT. Gives the exit status; what keeps it from starting is one line on stderr."""
+def run(options: Options, *, begun: float | None = None) -> int:
+    """Serves until SIGTERM or SIGINT. Gives the exit status; what keeps it from starting is one line on stderr.
+
+    Args:
+      options: the command line's.
+      begun: when the process began, on `time.monotonic`'s clock; now, if it is not known.
+    """
+    start = Start(time.monotonic() if begun is None else begun)
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
     for library in ("jax", "absl", "orbax"):
         logging.getLogger(library).setLevel(logging.WARNING)
     try:
+        if options.compilation_cache is not None:
+            _use_compilation_cache(options.compilation_cache)
         listener = bind(options.host, options.port)
         with listener:
+            start.done("importing")
             text = TextSide.read(resolve(options.model))  # before the weights: a fault in it should not take minutes
             dtype = None if options.dtype == "auto" else options.dtype
             progress = None if sys.stderr.isatty() else _LoggedProgress()
             checkpoint = load(options.model, dtype=dtype, progress=progress)
             kv_dtype = checkpoint.params["embed"].dtype
-            plan = plan_cache(checkpoint.config, kv_dtype, slots=options.slots, max_context=options.max_context)
+            start.done("loading")
+            plan = plan_cache(
+                checkpoint.config,
+                kv_dtype,
+                slots=options.slots,
+                max_context=options.max_context,
+                chunk=options.chunk,
+                busy_chunk=options.busy_chunk,
+            )
             decoder = make_decoder(
                 checkpoint.config,
                 checkpoint.params,
@@ -66,11 +85,14 @@ def run(options: Options) -> int:
                 max_queue=options.max_queue,
                 prefix_cache=options.prefix_cache,
             )
+            start.done("allocating")
             _LOG.info("loaded %s; compiling", options.model)
             engine.start()
+            start.done("compiling")
 
             def ready() -> None:
                 print(_summary(options, checkpoint, plan, decoder.backend))
+                print(start.summary(*engine.prefill_shapes))
                 print(f"listening on {address_of(listener)}")
                 print(f"try: {_curl(options.served_model_name, local_address_of(listener))}", flush=True)
                 engine.warm_up()
@@ -98,9 +120,37 @@ def run(options: Options) -> int:
     return 0
 
 
+def _use_compilation_cache(directory: str) -> None:
+    """Without it the server starts too, only later."""
+    try:
+        compilation_cache.use(directory)
+    except OSError as error:
+        _LOG.warning("no compilation cache: %s", error)
+
+
 def _defaults(options: Options) -> dict[str, float]:
     given = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "min_p")}
     return {name: value for name, value in given.items() if value is not None}
+
+
+class Start:
+    """How long each part of a start took."""
+
+    def __init__(self, begun: float) -> None:
+        """Begins the first part, at `begun` on `time.monotonic`'s clock."""
+        self._begun = self._last = begun
+        self._parts: dict[str, float] = {}
+
+    def done(self, part: str) -> None:
+        """Ends a part; the next one begins."""
+        now = time.monotonic()
+        self._parts[part], self._last = now - self._last, now
+
+    def summary(self, compiled: int, shapes: int) -> str:
+        """One line: the parts, and how many sizes of prefill are compiled of how many there will be."""
+        parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self._parts.items())
+        rest = f"; {shapes - compiled} of {shapes} prefill sizes follow in the background" if compiled < shapes else ""
+        return f"ready after {self._last - self._begun:.1f} s: {parts}{rest}"
 
 
 class _LoggedProgress:

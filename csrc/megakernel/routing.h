@@ -1,6 +1,6 @@
 // The router's choice of experts, and a batch's assignments sorted by expert, as C++ and CUDA compute them alike.
 //
-// The same as `route` in north_jax/moe.py and `routes` in north_jax/megakernel/division.py.
+// The same as `route` in north_jax/moe/layer.py and `routes` in north_jax/megakernel/division.py.
 #pragma once
 
 #include <cmath>

@@ -9,6 +9,9 @@ import importlib
 COMMANDS = {
     "decode": "decode",
     "prefill": "prefill",
+    "moe": "moe",
+    "grouped_matmul": "grouped_matmul",
+    "cold_start": "cold_start",
     "agreement": "agreement",
     "operations": "operations",
     "properties": "properties",

@@ -161,7 +161,7 @@ class Bench:
 
     def _decoder_for(self, cell: Cell) -> Decoder:
         """One megakernel serves all batches; JAX computes every slot, so it gets as many as there are rows."""
-        slots = cell.batch if self._backend == "jax" else self._most
+        slots = self._most if self._backend == "megakernel" else cell.batch
         if self._decoder is None or self._made_for != (cell.routing, slots):
             self._decoder, self._made_for = None, (cell.routing, slots)
             self._params = with_routing(self._config, self._params, cell.routing)
@@ -204,7 +204,7 @@ def cells(options: argparse.Namespace) -> Iterator[Cell]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common(parser)
-    parser.add_argument("--backend", choices=("jax", "megakernel"), default="megakernel")
+    parser.add_argument("--backend", choices=("jax", "warp", "megakernel"), default="megakernel")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 2, 4, 8], help="rows (default: 1 2 4 8)")
     parser.add_argument(
         "--context", type=int, nargs="+", default=[1024, 8192, 32768], help="positions held (default: 1024 8192 32768)"

@@ -13,7 +13,24 @@ _VLLM = {
     ("skewed", 8192): {1: 224, 2: 379, 4: 611, 8: 924, 16: 1386, 32: 2021},
 }
 
+# The same, one prompt to its first token, in milliseconds, by its tokens.
+_VLLM_PREFILL = {128: 84, 512: 50, 2048: 50, 8192: 145, 32768: 763}
+
+# One MoE layer (128 experts, top-8, 2048 × 768, bfloat16) by vLLM 0.24.0's fused Triton experts in a CUDA graph on one
+# H200, uniform routing, weights rotating over six layers: microseconds by tokens.
+_VLLM_EXPERTS = {1: 32.0, 2: 49.2, 4: 79.6, 8: 136.5, 16: 204.5, 32: 260.7, 64: 302.2}
+
 
 def vllm(routing: str, context: int, batch: int) -> int | None:
     """vLLM's tok/s, None where it was not measured."""
     return _VLLM.get((routing, context), {}).get(batch)
+
+
+def vllm_prefill(tokens: int) -> int | None:
+    """vLLM's milliseconds for a prompt of so many tokens, None where it was not measured."""
+    return _VLLM_PREFILL.get(tokens)
+
+
+def vllm_experts(tokens: int) -> float | None:
+    """Microseconds of vLLM's fused experts for one layer of North's shape, None where it was not measured."""
+    return _VLLM_EXPERTS.get(tokens)

@@ -22,7 +22,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from .layout import Parameter, ParamPath, Piece
 from .progress import Progress
-from .safetensors_file import DTYPES, Tensor, read_bytes
+from .safetensors_file import READABLE_DTYPES, Tensor, read_bytes
 from .tree import Shardings, sharding_of
 
 Ranges = tuple[tuple[int, int], ...]
@@ -155,12 +155,12 @@ class _Reader:
         source = tuple((low - start, high - start) for (low, high), start in zip(part, piece.start, strict=True))
         tensor = self.tensors[piece.name]
         _copy(tensor, 0, piece.block, source, out)
-        return out.size * DTYPES[tensor.dtype].itemsize
+        return out.size * READABLE_DTYPES[tensor.dtype].itemsize
 
 
 def _copy(tensor: Tensor, begin: int, shape: tuple[int, ...], part: Ranges, out: np.ndarray) -> None:
     """Fills `out`, casting, with `part` of the array of `shape` that begins at element `begin` of the tensor."""
-    dtype = DTYPES[tensor.dtype]
+    dtype = READABLE_DTYPES[tensor.dtype]
     (low, high), inner = part[0], part[1:]
     row = math.prod(shape[1:])  # elements
     whole_rows = all(span == (0, n) for span, n in zip(inner, shape[1:], strict=True))
@@ -194,8 +194,8 @@ def _in_host_memory(placement: Placement) -> bool:
 
 def _common_dtype(parameter: Parameter, tensors: Mapping[str, Tensor]) -> np.dtype:
     """The smallest type that holds the values of all pieces exactly."""
-    dtypes = {DTYPES[tensors[piece.name].dtype] for piece in parameter.pieces}
-    return np.dtype(jnp.result_type(*dtypes))
+    first, *others = {READABLE_DTYPES[tensors[piece.name].dtype] for piece in parameter.pieces}
+    return np.dtype(jnp.result_type(first, *others)) if others else first
 
 
 def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -10,14 +10,16 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..config import Config
 from ..layers import Params
 from .assemble import load_parameters
+from .compressed_tensors import Strategy, join, readable, scale_parameters, strategy_of
 from .errors import CheckpointError, enumerate_names
-from .layout import EMBEDDING, HEAD, Parameter, expert_biases, parameters
+from .layout import EMBEDDING, HEAD, Parameter, ParamPath, expert_biases, parameters
 from .progress import Progress, silent
 from .safetensors_file import DTYPES, Tensor, read_bytes, read_header
 from .tree import Shardings, build, mismatches
@@ -32,12 +34,17 @@ _COMPARED_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class HuggingFaceCheckpoint:
-    """A directory whose headers have been checked: every piece of `parameters` is among `tensors`, with its shape."""
+    """A directory whose headers have been checked: every piece of `parameters` is among `tensors`, with its shape.
+
+    Where it is quantised, `scales` are the parameters' scales, in the same way.
+    """
 
     path: Path
     config: Config
     parameters: tuple[Parameter, ...]
     tensors: Mapping[str, Tensor]
+    strategy: Strategy | None = None
+    scales: tuple[Parameter, ...] = ()
 
 
 def load_huggingface(
@@ -57,9 +64,17 @@ def load_huggingface(
     checkpoint = open_huggingface(path, ignore=ignore)
     _check_head(checkpoint)
     _check_biases(checkpoint)
-    arrays = load_parameters(
-        checkpoint.parameters, checkpoint.tensors, dtype=dtype, shardings=shardings, progress=progress
-    )
+    arrays: dict[ParamPath, Any]
+    if checkpoint.strategy is None:
+        arrays = load_parameters(
+            checkpoint.parameters, checkpoint.tensors, dtype=dtype, shardings=shardings, progress=progress
+        )
+    else:
+        if shardings is not None:
+            raise CheckpointError(f"{path}: shardings of a quantised checkpoint are not supported")
+        everything = (*checkpoint.parameters, *checkpoint.scales)
+        read = load_parameters(everything, checkpoint.tensors, dtype=None, shardings=None, progress=progress)
+        arrays = join(checkpoint.parameters, checkpoint.tensors, read, checkpoint.strategy, dtype)
     loaded = arrays[("embed",)].dtype.name
     return replace(checkpoint.config, dtype=loaded), build(arrays)
 
@@ -73,37 +88,52 @@ def open_huggingface(path: str | Path, *, ignore: Collection[str] = ()) -> Huggi
     path = Path(path)
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such directory")
-    _refuse_quantised(path)
-    config = Config.from_json(path, ignore=ignore)
+    raw, strategy = _read_quantisation(path)
+    config = Config.from_json(path, ignore=ignore) if strategy is None else Config.from_dict(raw, ignore=ignore)
     tensors = _canonical(path, _all_tensors(path))
-    unreadable = [f"{name} ({tensor.dtype})" for name, tensor in tensors.items() if tensor.dtype not in DTYPES]
+    unreadable = [
+        f"{name} ({tensor.dtype})"
+        for name, tensor in tensors.items()
+        if tensor.dtype not in DTYPES and (strategy is None or not readable(tensor, strategy))
+    ]
     if unreadable:
         raise CheckpointError(
             f"{path}: {len(unreadable)} tensors are not {', '.join(DTYPES)}: {enumerate_names(unreadable)}; "
-            "quantised checkpoints are not supported yet"
+            "quantised checkpoints without a quantization_config are not supported"
         )
     wanted = tuple(parameters(config, tensors.keys()))
     expected = {piece.name: piece.shape for parameter in wanted for piece in parameter.pieces}
     optional = {HEAD: (config.vocab_size, config.hidden_size), **expert_biases(config)}
     expected |= {name: shape for name, shape in optional.items() if name in tensors}
+    scales: tuple[Parameter, ...] = ()
+    if strategy is not None and expected.keys() <= tensors.keys():
+        scales = tuple(scale_parameters(wanted, tensors, strategy))
+        expected |= {piece.name: piece.shape for parameter in scales for piece in parameter.pieces}
     report = mismatches(expected, {name: tensor.shape for name, tensor in tensors.items()}, "tensors")
     if report:
         raise CheckpointError(f"{path}: {report}")
-    return HuggingFaceCheckpoint(path, config, wanted, tensors)
+    return HuggingFaceCheckpoint(path, config, wanted, tensors, strategy, scales)
 
 
-def _refuse_quantised(path: Path) -> None:
-    """Names the method of a quantised checkpoint, before anything else about it looks wrong."""
+def _read_quantisation(path: Path) -> tuple[dict[str, Any], Strategy | None]:
+    """config.json without what it says of quantisation, and that; None where it says nothing.
+
+    Raises:
+      CheckpointError: the checkpoint is quantised in a way that is not read, named before anything else looks wrong.
+    """
     try:
         raw = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return  # Config.from_json has the better words for it
-    for field in _QUANTISATION_FIELDS:
-        if isinstance(raw, dict) and raw.get(field):
-            details = raw[field] if isinstance(raw[field], dict) else {}
-            method = " ".join(str(details[key]) for key in ("quant_method", "format", "bits") if key in details)
-            named = f"{field}: {method or raw[field]}"
-            raise CheckpointError(f"{path}: quantised checkpoints are not supported yet ({named})")
+        return {}, None  # Config.from_json has the better words for it
+    given = [field for field in _QUANTISATION_FIELDS if isinstance(raw, dict) and raw.get(field)]
+    if not given:
+        return {}, None
+    details = raw[given[0]]
+    if given != [_QUANTISATION_FIELDS[0]] or not isinstance(details, dict):
+        bits = details.get("bits") if isinstance(details, dict) else details
+        raise CheckpointError(f"{path}: quantised checkpoints are not supported yet ({given[0]}: {bits})")
+    strategy = strategy_of(f"{path}: {given[0]}", details)
+    return {name: value for name, value in raw.items() if name != given[0]}, strategy
 
 
 def _all_tensors(path: Path) -> dict[str, Tensor]:

@@ -27,6 +27,14 @@ DTYPES: Mapping[str, np.dtype] = {
 }
 """The weight types that are read and written, by their safetensors name."""
 
+READABLE_DTYPES: Mapping[str, np.dtype] = {
+    **DTYPES,
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "U8": np.dtype(np.uint8),
+}
+"""Those, and the types of quantised checkpoints, which are read alone."""
+
 DTYPE_NAMES: Mapping[np.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 

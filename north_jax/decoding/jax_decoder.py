@@ -1,4 +1,4 @@
-"""The decoder in pure JAX: one compiled step over all slots and a draw, called by the host once a step."""
+"""The decoder in plain JAX: one compiled step over all slots and a draw, called by the host once a step."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ..config import Config
 from ..inference import decode_step
 from ..kv_cache import KVCache, PageTables
 from ..layers import Params
+from ..moe import Method
 from .slot_sampler import Drawn, SlotSampler, check_draws, draw_of
 from .types import DecodeRow, Deliver, Finish, TokenRecord, finish_of
 
@@ -20,17 +21,21 @@ from .types import DecodeRow, Deliver, Finish, TokenRecord, finish_of
 class JaxDecoder:
     """See `types.Decoder`. Every row is computed at its slot's place, so its neighbours do not change its tokens."""
 
-    backend = "jax"
-
-    def __init__(self, config: Config, params: Params, *, slots: int) -> None:
+    def __init__(
+        self, config: Config, params: Params, *, slots: int, method: Method = "auto", backend: str = "jax"
+    ) -> None:
         """Takes the model.
 
         Args:
           config: the model's configuration.
           params: DESIGN.md, "Parameters".
           slots: rows of the page tables.
+          method: how the experts run; see `moe`.
+          backend: the name of what this is.
         """
+        self.backend = backend
         self.max_rows = slots
+        self._method = method
         self._config = config
         self._params = params
         self._sampler = SlotSampler(slots, config.vocab_size)
@@ -40,7 +45,7 @@ class JaxDecoder:
 
     def compile(self, cache: KVCache, tables: PageTables) -> None:
         none = np.zeros(self.max_rows, np.int32)
-        arguments = (self._config, self._params, cache, tables, none, none, none.astype(bool))
+        arguments = (self._config, self._params, cache, tables, none, none, none.astype(bool), self._method)
         self._compiled = _decode_step.lower(*arguments).compile()
         self._sampler.compile()
 
@@ -103,4 +108,4 @@ def _advance(live: Sequence[DecodeRow], drawn: Mapping[int, Drawn]) -> tuple[lis
 
 
 # Of the module, so that decoders of one model compile it once.
-_decode_step = jax.jit(decode_step, static_argnums=0, donate_argnums=2)
+_decode_step = jax.jit(decode_step, static_argnums=(0, 7), donate_argnums=2)

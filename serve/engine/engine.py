@@ -73,12 +73,17 @@ class JaxEngine:
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Compiles every shape, then starts the thread."""
+        """Compiles what every request needs, then starts the thread."""
         self._runner.compile(self._scheduler.tables())
         self._thread.start()
 
+    @property
+    def prefill_shapes(self) -> tuple[int, int]:
+        """Sizes of prefill that are compiled, and all that `warm_up` compiles."""
+        return self._runner.prefill_shapes
+
     def warm_up(self) -> None:
-        """Compiles in the background what only some requests need, so that the first of them does not wait for it."""
+        """Compiles in the background what makes some requests faster or only some need."""
         self._warmer = threading.Thread(target=self._runner.warm_up, args=(lambda: self._draining,), name="warm-up")
         self._warmer.start()
 

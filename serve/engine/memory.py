@@ -10,8 +10,11 @@ import jax.numpy as jnp
 from north_jax.config import FULL, SLIDING, Config
 from north_jax.kv_cache import PAGE_SIZE, cache_bytes, pages_for, ring_entries
 
-CHUNK = 256  # prompt tokens appended to a row at once
-PREFILL_ROWS = 4
+_CHUNKS = {"cpu": 256, "gpu": 8192}  # prompt tokens of a prefill, at most
+_BUSY_CHUNKS = {"cpu": 256, "gpu": 2048}  # of one that others wait for between two of their tokens
+_PREFILL_ROWS = {"cpu": 4, "gpu": 8}
+_CHUNK_STEP = 64  # chunks are a multiple of it
+_SHARE_OF_RINGS = 0.25  # of the budget: sliding rows have room for a chunk, so a long one takes pages from every slot
 _SHARE_OF_FREE_DEVICE_MEMORY = 0.8  # the rest is workspace
 _SHARE_OF_SPARE_SLIDING_PAGES = 0.125  # of the budget; the prefix cache keeps windows of past requests in them
 _HOST_BUDGET = 4 << 30  # bytes of KV cache where the device does not report its memory
@@ -27,7 +30,8 @@ class CachePlan:
 
     slots: int
     max_context: int
-    chunk: int
+    chunk: int  # prompt tokens of a prefill, at most, over all its rows
+    busy_chunk: int  # the same while others decode
     prefill_rows: int
     full_pages: int
     sliding_pages: int
@@ -35,7 +39,14 @@ class CachePlan:
 
 
 def plan_cache(
-    config: Config, dtype: jnp.dtype, *, slots: int, max_context: int | None, budget: int | None = None
+    config: Config,
+    dtype: jnp.dtype,
+    *,
+    slots: int,
+    max_context: int | None,
+    budget: int | None = None,
+    chunk: int | None = None,
+    busy_chunk: int | None = None,
 ) -> CachePlan:
     """Chooses the sizes of the KV cache.
 
@@ -49,6 +60,9 @@ def plan_cache(
       slots: requests that run at once.
       max_context: positions a request may take; None for the most that model and budget allow.
       budget: bytes; by default a share of the device's free memory.
+      chunk: prompt tokens of a prefill, rounded up to a multiple of 64; by default what suits the device, less where
+        the room for it in every slot would take more than a quarter of the budget.
+      busy_chunk: the same while others decode, at most `chunk`.
 
     Raises:
       MemoryPlanError: `max_context` exceeds the model's, or one request of that length does not fit.
@@ -61,7 +75,10 @@ def plan_cache(
     budget = _free_memory() if budget is None else budget
     itemsize = jnp.dtype(dtype).itemsize
     wanted = max_context or limit
-    sliding = slots * ring_entries(config, wanted, CHUNK)
+    platform = "gpu" if jax.devices()[0].platform == "gpu" else "cpu"
+    chunk = _whole_steps(min(chunk or _fitting_chunk(config, _CHUNKS[platform], slots, budget, itemsize), wanted))
+    busy_chunk = min(_whole_steps(busy_chunk or _BUSY_CHUNKS[platform]), chunk)
+    sliding = slots * ring_entries(config, wanted, chunk)
     fixed = cache_bytes(config, full_pages=0, sliding_pages=sliding, itemsize=itemsize)
     a_full_page = cache_bytes(config, full_pages=1, sliding_pages=0, itemsize=itemsize)
     affordable = max(budget - fixed, 0) // a_full_page if FULL in config.layer_types else slots * pages_for(wanted)
@@ -83,12 +100,27 @@ def plan_cache(
     return CachePlan(
         slots=slots,
         max_context=wanted,
-        chunk=min(CHUNK, wanted),
-        prefill_rows=min(PREFILL_ROWS, slots),
+        chunk=chunk,
+        busy_chunk=busy_chunk,
+        prefill_rows=min(_PREFILL_ROWS[platform], slots),
         full_pages=full,
         sliding_pages=sliding,
         bytes=fixed + a_full_page * full,
     )
+
+
+def _fitting_chunk(config: Config, most: int, slots: int, budget: int, itemsize: int) -> int:
+    """The longest chunk, by halves of `most`, whose room in the slots' rings keeps within its share of the budget."""
+    while most > _CHUNK_STEP:
+        pages = slots * pages_for(most)
+        if cache_bytes(config, full_pages=0, sliding_pages=pages, itemsize=itemsize) <= _SHARE_OF_RINGS * budget:
+            break
+        most //= 2
+    return most
+
+
+def _whole_steps(tokens: int) -> int:
+    return -(-tokens // _CHUNK_STEP) * _CHUNK_STEP
 
 
 def _free_memory() -> int:

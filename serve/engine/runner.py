@@ -1,8 +1,8 @@
-"""The device side of the engine: one donated KV cache, between prefill in a few compiled shapes and the decoder."""
+"""The device side of the engine: one donated KV cache, between packed prefill in a few sizes and the decoder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -14,16 +14,16 @@ import numpy as np
 from north_jax.adjust import mask_words
 from north_jax.config import Config
 from north_jax.decoding import Decoder, Deliver, Draw, SlotSampler, TokenHistory
-from north_jax.inference import extend, prefill
-from north_jax.kv_cache import KVCache, PageTables, init_cache
+from north_jax.kv_cache import PageTables, init_cache, pages_for, ring_entries
 from north_jax.layers import Array, Params, head
 from north_jax.logprobs import Logprobs, TopLogprobs, top_logprobs
+from north_jax.packed import PackedPrefill, Piece
 from north_jax.sampling import SamplingParams
 
 from .memory import CachePlan
 from .work import DecodeWork, Prefilled, PrefillRow, PrefillWork
 
-_SHORT = 64  # tokens a row of the smaller prefill shape
+_REPORTED = 64  # positions whose logits are held at once; chunks are a multiple of it
 
 
 class Runner:
@@ -42,8 +42,6 @@ class Runner:
         self._params = params
         self._decoder = decoder
         self._slots = plan.slots
-        self._row_shapes = sorted({1, plan.prefill_rows})
-        self._length_shapes = sorted({min(_SHORT, plan.chunk), plan.chunk})
         self._new_cache = partial(
             init_cache,
             config,
@@ -52,7 +50,9 @@ class Runner:
             dtype=params["embed"].dtype,
         )
         self._cache = self._new_cache()
-        self._prefills: dict[tuple[int, int], jax.stages.Compiled] = {}  # by rows and length
+        self._pages = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), self._cache)
+        entries = pages_for(plan.max_context), ring_entries(config, plan.max_context, plan.chunk)
+        self._prefill = PackedPrefill(config, params, rows=plan.prefill_rows, most=plan.chunk, entries=entries)
         self._sampler = SlotSampler(plan.slots, config.vocab_size)
 
     def reset(self) -> None:
@@ -61,27 +61,29 @@ class Runner:
         self._cache = self._new_cache()
 
     def compile(self, tables: PageTables) -> None:
-        """Compiles every shape, several at a time; `tables` are those of all slots."""
+        """Compiles what every request needs, several programs at a time; `tables` are those of all slots."""
         with ThreadPoolExecutor() as pool:
-            decoder = pool.submit(self._decoder.compile, self._cache, tables)
-            sampler = pool.submit(self._sampler.compile)
-            prefills = {}
-            for rows in self._row_shapes:
-                of_rows = PageTables(tables.full[[0] * rows], tables.sliding[[0] * rows])
-                row = np.zeros(rows, np.int32)
-                for length in self._length_shapes:
-                    tokens = np.zeros((rows, length), np.int32)
-                    arguments = (self._config, self._params, self._cache, of_rows, tokens, row, row, row)
-                    prefills[rows, length] = pool.submit(_prefill.lower(*arguments, slots=self._slots).compile)
-        decoder.result()
-        sampler.result()
-        self._prefills = {shape: compiled.result() for shape, compiled in prefills.items()}
+            compiling = [pool.submit(self._decoder.compile, self._cache, tables), pool.submit(self._sampler.compile)]
+            for shape in self._prefill.needed:
+                compiling.append(pool.submit(self._prefill.compile, shape, self._pages))
+        for program in compiling:
+            program.result()
+
+    @property
+    def prefill_shapes(self) -> tuple[int, int]:
+        """Prefill shapes that are compiled, and all that `warm_up` compiles."""
+        return len(self._prefill.compiled), len(self._prefill.shapes)
 
     def warm_up(self, stopped: Callable[[], bool]) -> None:
-        """Compiles the draws with penalties, a bias, log-probabilities or a grammar, each alone; ends early if told so.
+        """Compiles the other sizes of prefill, and the draws with penalties, a bias, log-probabilities or a grammar.
 
-        Beside the running engine, in any thread: it has a sampler of its own, and the compiled code is shared.
+        Ends early if told so. Beside the running engine, in any thread: prefills run in the next larger size
+        meanwhile, and the draws have a sampler of their own, whose compiled code is shared.
         """
+        for shape in self._prefill.shapes:
+            if stopped():
+                return
+            self._prefill.compile(shape, self._pages)
         logits = jnp.zeros((self._slots, self._config.vocab_size), jnp.float32)
         everything = np.full(mask_words(self._config.vocab_size), 0xFFFFFFFF, np.uint32)
         plain = SamplingParams(temperature=0)
@@ -105,29 +107,28 @@ class Runner:
         Returns:
           what was drawn, and what is to be reported.
         """
-        rows = _smallest(self._row_shapes, len(work.rows))
-        length = _smallest(self._length_shapes, max(len(row.tokens) for row in work.rows))
-        tokens = np.zeros((rows, length), np.int32)
-        # A row of padding has length 0 and belongs to no slot.
-        slots, starts = np.full(rows, self._slots, np.int32), np.zeros(rows, np.int32)
-        lengths = np.zeros(rows, np.int32)
-        for i, row in enumerate(work.rows):
-            tokens[i, : len(row.tokens)] = row.tokens
-            slots[i], starts[i], lengths[i] = row.slot, row.start, len(row.tokens)
-        owned = np.minimum(slots, self._slots - 1)
-        of_rows = PageTables(tables.full[owned], tables.sliding[owned])
-        arguments = (self._params, self._cache, of_rows, tokens, starts, lengths, slots)
+        slots = [row.slot for row in work.rows]
+        of_rows = PageTables(tables.full[slots], tables.sliding[slots])
+        pieces = [Piece(row.tokens, row.start) for row in work.rows]
+        self._cache, x, logits = self._prefill.run(self._cache, of_rows, pieces)
         reported: dict[int, list[Logprobs]] = {}
-        if (following := work.rows[0].following) is None:
-            self._cache, logits = self._prefills[rows, length](*arguments)
-        else:
-            padded = np.zeros(length, np.int32)
-            padded[: len(following)] = following
-            call = partial(_prefill_and_report, slots=self._slots)  # rare: compiled when it is first asked for
-            self._cache, logits, top = call(self._config, *arguments, padded)
-            reported[work.rows[0].slot] = _reports(work.rows[0], top)
+        if work.rows[0].following is not None:
+            reported[work.rows[0].slot] = self._report(work.rows[0], x)
+        owners = np.full(logits.shape[0], self._slots, np.int32)  # a row without a piece belongs to no slot
+        owners[: len(slots)] = slots
+        logits = _of_slots(logits, owners, slots=self._slots)
         draws = {row.slot: row.draw for row in work.rows if row.draw is not None}
         return Prefilled(self._sampler.draw(logits, draws) if draws else {}, reported)
+
+    def _report(self, row: PrefillRow, x: Array) -> list[Logprobs]:
+        """Log-probabilities of the tokens that follow each position; compiled when it is first asked for."""
+        assert row.following is not None
+        following = np.zeros(x.shape[0], np.int32)
+        following[: len(row.following)] = row.following
+        ends = {name: self._params[name] for name in ("embed", "final_norm")}
+        chosen, tokens, values = map(np.asarray, _top_logprobs(self._config, ends, x, following))
+        count = row.alternatives
+        return [Logprobs.of(chosen[i], tokens[i][:count], values[i][:count]) for i in range(len(row.following))]
 
     def decode(self, work: DecodeWork, tables: PageTables, deliver: Deliver) -> None:
         """Runs a quantum of decode steps; see `north_jax.decoding.Decoder.decode`."""
@@ -147,58 +148,18 @@ class _Anything:
         pass
 
 
-def _of_slots(logits: Array, slot: Array, slots: int) -> Array:
+@partial(jax.jit, static_argnames="slots")
+def _of_slots(logits: Array, slot: Array, *, slots: int) -> Array:
     """Logits [N, V] in the rows of their slots: [slots, V]; a row of padding has slot = slots."""
     return jnp.zeros((slots, logits.shape[-1])).at[slot].set(logits, mode="drop")
 
 
-# Of the module, so that engines of one model compile it once.
-@partial(jax.jit, static_argnames=("config", "slots"), donate_argnames="cache")
-def _prefill(
-    config: Config,
-    params: Params,
-    cache: KVCache,
-    tables: PageTables,
-    tokens: Array,
-    start: Array,
-    length: Array,
-    slot: Array,
-    *,
-    slots: int,
-) -> tuple[KVCache, Array]:
-    """`prefill`, its logits put into the rows of their slots."""
-    cache, logits = prefill(config, params, cache, tables, tokens, start, length)
-    return cache, _of_slots(logits, slot, slots)
+@partial(jax.jit, static_argnums=0)
+def _top_logprobs(config: Config, ends: Params, x: Array, following: Array) -> TopLogprobs:
+    """Of the tokens that follow each position: x [T, D], following [T] int32. A part of the positions at a time."""
 
+    def part(x: tuple[Array, Array]) -> TopLogprobs:
+        return top_logprobs(head(config, ends, x[0]), x[1])
 
-@partial(jax.jit, static_argnames=("config", "slots"), donate_argnames="cache")
-def _prefill_and_report(
-    config: Config,
-    params: Params,
-    cache: KVCache,
-    tables: PageTables,
-    tokens: Array,
-    start: Array,
-    length: Array,
-    slot: Array,
-    following: Array,
-    *,
-    slots: int,
-) -> tuple[KVCache, Array, TopLogprobs]:
-    """`_prefill` of one row [1, T], and the log-probabilities of the tokens that follow each position: [T] int32."""
-    cache, x = extend(config, params, cache, tables, tokens, start, length)
-    logits = head(config, params, x[0])  # [T, V]
-    last = jax.lax.dynamic_index_in_dim(logits, jnp.maximum(length[0] - 1, 0))  # [1, V]
-    return cache, _of_slots(last, slot, slots), top_logprobs(logits, following)
-
-
-def _reports(row: PrefillRow, top: TopLogprobs) -> list[Logprobs]:
-    assert row.following is not None
-    chosen, tokens, values = map(np.asarray, top)
-    count = row.alternatives
-    return [Logprobs.of(chosen[i], tokens[i][:count], values[i][:count]) for i in range(len(row.following))]
-
-
-def _smallest(shapes: Sequence[int], size: int) -> int:
-    """The smallest compiled shape that holds `size`."""
-    return next(shape for shape in shapes if shape >= size)
+    parts = jax.lax.map(part, (x.reshape(-1, _REPORTED, x.shape[-1]), following.reshape(-1, _REPORTED)))
+    return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), parts)

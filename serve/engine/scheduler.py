@@ -19,6 +19,7 @@ from operator import attrgetter
 from north_jax.config import Config
 from north_jax.decoding import Finish, TokenHistory, TokenRecord, finish_of
 from north_jax.kv_cache import PAGE_SIZE, PageTables, pages_for, ring_entries
+from north_jax.packed import packed_length
 
 from .cached_rows import CachedRows
 from .entry import Entry, Pages, event_of
@@ -246,17 +247,23 @@ class Scheduler:
     # Prefill.
 
     def _prefill(self, entries: list[Entry]) -> tuple[PrefillRow, ...]:
-        """The next chunks of the first entries, as many as a call takes; none where all their pages went to others.
+        """The next chunk: tokens of the first entries, as many as a call takes; none where all pages went to others.
 
-        Of several that are about to compute the same block only the first does so: the others find it done then.
+        While others decode, they wait for it, and it is shorter. Of several entries that are about to compute the same
+        block only the first does so: the others find it done then.
         """
+        decoding = any(not entry.prefilling for entry in self._running)
+        room = self._plan.busy_chunk if decoding else self._plan.chunk
         rows: list[PrefillRow] = []
         begun: set[object] = set()
         for entry in entries:
-            if entry.slot < 0 or len(rows) == self._plan.prefill_rows:
+            left = room - packed_length([len(row.tokens) for row in rows], following=True)
+            if left <= 0 or len(rows) == self._plan.prefill_rows:
+                break
+            if entry.slot < 0:
                 continue
             if entry.reports:  # every position of it must be computed, in a call of its own
-                if not rows and (row := self._chunk(entry)) is not None:
+                if not rows and (row := self._piece(entry, left)) is not None:
                     return (row,)
                 continue
             self._take_known(entry)
@@ -264,7 +271,7 @@ class Scheduler:
             place = (self._rows.place(entry.slot), entry.position, block)
             if len(block) == PAGE_SIZE and place in begun:
                 continue
-            if (row := self._chunk(entry)) is not None:
+            if (row := self._piece(entry, left)) is not None:
                 begun.add(place)
                 rows.append(row)
         return tuple(rows)
@@ -275,9 +282,9 @@ class Scheduler:
         entry.cached += 0 if entry.begun else known
         self._counts.cached_tokens += known
 
-    def _chunk(self, entry: Entry) -> PrefillRow | None:
-        """None when others needed the entry's pages more."""
-        tokens = entry.tokens[entry.position : entry.position + self._plan.chunk]
+    def _piece(self, entry: Entry, most: int) -> PrefillRow | None:
+        """The next tokens of an entry, at most so many; None when others needed its pages more."""
+        tokens = entry.tokens[entry.position : entry.position + most]
         end = entry.position + len(tokens)
         while not self._has_pages(entry, end):
             if self._interrupt() is entry:

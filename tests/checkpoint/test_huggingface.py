@@ -223,7 +223,7 @@ FAULTS: dict[str, tuple[Callable[[Tensors], None], list[str]]] = {
     ),
     "quantised weights": (
         quantised,
-        [r"experts\.0\.gate_proj\.weight \(F8_E4M3\)", "quantised checkpoints are not supported yet"],
+        [r"experts\.0\.gate_proj\.weight \(F8_E4M3\)", "without a quantization_config are not supported"],
     ),
     "integers": (
         lambda tensors: tensors.update({"model.norm.weight": np.ones(24, np.int32)}),
@@ -284,14 +284,14 @@ EMBED = "model.embed_tokens.weight"
 BROKEN_DIRECTORIES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda path: (path / "config.json").unlink(), r"config\.json: no such file"),
     "config is not JSON": (lambda path: (path / "config.json").write_text("{"), r"config\.json: not valid JSON"),
-    "fp8 config": (
+    "4-bit compressed config": (
         lambda path: edit_json(
             path / "config.json",
             lambda config: config.update(
-                quantization_config={"quant_method": "compressed-tensors", "format": "float-quantized"}
+                quantization_config={"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
             ),
         ),
-        r"quantised checkpoints are not supported yet \(quantization_config: compressed-tensors float-quantized\)",
+        r"quantization_config: quantised checkpoints are not supported yet \(compressed-tensors nvfp4-pack-quantized\)",
     ),
     "4-bit config": (
         lambda path: edit_json(

@@ -25,10 +25,12 @@ REQUESTS = [
 @contextmanager
 def served(backend: str) -> Iterator[openai.OpenAI]:
     arguments = ["--backend", backend, "--dtype", "float32", "--max-context", "1024", "--slots", "4", "--port", "0"]
+    arguments.append("--no-compilation-cache")
     with subprocess.Popen([sys.executable, "-m", "serve", *arguments], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
             assert f"decoding by {backend}" in server.stdout.readline()
+            assert server.stdout.readline().startswith("ready after ")
             address = server.stdout.readline().removeprefix("listening on ").strip()
             with openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0, timeout=120) as client:
                 yield client

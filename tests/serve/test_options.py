@@ -15,6 +15,7 @@ def test_defaults() -> None:
     assert (options.host, options.port) == ("127.0.0.1", 8000)
     assert options.max_context is None
     assert options.backend == "auto"
+    assert (options.chunk, options.busy_chunk) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,8 @@ def test_the_served_name_is_the_model_s_unless_given(model: str, name: str) -> N
         ["--slots", "0"],
         ["--max-queue", "1.5"],
         ["--max-context", "0"],
+        ["--chunk", "0"],
+        ["--busy-chunk", "-5"],
         ["--drain-seconds", "-1"],
         ["--drain-seconds", "nan"],
         ["--dtype", "int8"],
@@ -86,3 +89,13 @@ def test_the_api_key_comes_from_the_environment_or_the_command_line(monkeypatch:
 def test_sampling_defaults_are_options() -> None:
     options = parse_options(["--temperature", "0", "--top-p", "0.5", "--top-k", "7"])
     assert (options.temperature, options.top_p, options.top_k, options.min_p) == (0, 0.5, 7, None)
+
+
+def test_where_compiled_programs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert parse_options([]).compilation_cache == "/caches/north_jax/compiled"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert parse_options([]).compilation_cache == "/home/somebody/.cache/north_jax/compiled"
+    assert parse_options(["--compilation-cache", "/elsewhere"]).compilation_cache == "/elsewhere"
+    assert parse_options(["--no-compilation-cache"]).compilation_cache is None

@@ -95,17 +95,22 @@ def test_serves_a_checkpoint_until_sigterm(checkpoint: Path, capfd: pytest.Captu
 
     def printed_curl() -> str:
         out, _ = capfd.readouterr()
-        summary, address, curl = out.splitlines()
+        summary, ready, address, curl = out.splitlines()
         assert re.fullmatch(
             r"model tiny, float32 on cpu, decoding by jax, context 1024 tokens, 1 slot,"
             r" memory \d+ MiB weights \+ \d+ MiB KV cache",
             summary,
         )
+        assert re.fullmatch(
+            r"ready after [\d.]+ s: importing [\d.]+ s, loading [\d.]+ s, allocating [\d.]+ s, compiling [\d.]+ s;"
+            r" 2 of 4 prefill sizes follow in the background",
+            ready,
+        )
         assert address == f"listening on 127.0.0.1:{port}"
         assert curl.startswith("try: curl ")
         return curl.removeprefix("try: ")
 
-    arguments = ["--model", str(checkpoint), "--slots", "1", "--max-context", "1024"]
+    arguments = ["--model", str(checkpoint), "--slots", "1", "--max-context", "1024", "--no-compilation-cache"]
     assert run_and_meanwhile(arguments, port, use) == 0
 
 
@@ -164,7 +169,9 @@ def test_what_keeps_it_from_starting_is_one_line(
     with closing(bind("127.0.0.1", 0)) as busy:
         busy.listen()
         places = {"CHECKPOINT": str(checkpoint), "BUSY": str(busy.getsockname()[1])}
-        options = parse_options(["--port", "0", *(places.get(argument, argument) for argument in arguments)])
+        options = parse_options(
+            ["--port", "0", "--no-compilation-cache", *(places.get(argument, argument) for argument in arguments)]
+        )
         assert run(options) == 1
     out, err = capfd.readouterr()
     assert out == ""

@@ -39,6 +39,7 @@ struct alignas(8) float2 {
 struct alignas(16) float4 {
     float x, y, z, w;
 };
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 struct dim3 {
     unsigned x;
@@ -103,6 +104,14 @@ inline unsigned __ballot_sync(unsigned, bool value) {
         return bits;
     });
 }
+template <class T>
+unsigned __match_any_sync(unsigned, T value) {
+    return fibers::exchange("match_any", value, [&](auto of) {
+        unsigned bits = 0;
+        for (int i = 0; i < 32; ++i) bits |= static_cast<unsigned>(of(i) == value) << i;
+        return bits;
+    });
+}
 inline bool __all_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) == ~0u; }
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<uint64_t>(a) * b >> 32; }
 inline bool __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
@@ -155,6 +164,12 @@ template <class T, class U>
 T atomicAdd(T* p, U value) {
     const T before = *p;
     *p += static_cast<T>(value);
+    return before;
+}
+template <class T, class U>
+T atomicOr(T* p, U value) {
+    const T before = *p;
+    *p |= static_cast<T>(value);
     return before;
 }
 template <class T>

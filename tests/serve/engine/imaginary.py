@@ -26,6 +26,7 @@ def scheduler(
         slots=slots,
         max_context=max_context,
         chunk=chunk,
+        busy_chunk=chunk,
         prefill_rows=rows,
         full_pages=full_pages,
         sliding_pages=sliding_pages,

@@ -331,3 +331,15 @@ def test_plan_cache_leaves_sliding_pages_for_the_prefix_cache():
     plan = plan_cache(CONFIG, jnp.dtype(jnp.float32), slots=4, max_context=512, budget=1 << 24)
     assert rings < plan.sliding_pages <= 2 * rings
     assert plan.bytes == cache_bytes(CONFIG, full_pages=plan.full_pages, sliding_pages=plan.sliding_pages, itemsize=4)
+
+
+def test_plan_cache_chooses_chunks():
+    """What suits the device, unless told otherwise; less where the room for it in every slot would take too much."""
+    dtype, sizes = jnp.dtype(jnp.float32), {"slots": 4, "max_context": 512}
+    assert (PLAN.chunk, PLAN.busy_chunk) == (256, 256)
+    told = plan_cache(CONFIG, dtype, **sizes, budget=1 << 24, chunk=300, busy_chunk=100)
+    assert (told.chunk, told.busy_chunk) == (320, 128)
+    assert plan_cache(CONFIG, dtype, **sizes, budget=1 << 24, chunk=64).busy_chunk == 64
+    assert plan_cache(CONFIG, dtype, slots=4, max_context=64, budget=1 << 24).chunk == 64
+    scarce = plan_cache(CONFIG, dtype, **sizes, budget=500_000)  # rings of 256 more tokens: 131072 bytes
+    assert (scarce.chunk, scarce.busy_chunk) == (128, 128)

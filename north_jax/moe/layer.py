@@ -1,22 +1,25 @@
-"""The mixture-of-experts layer: router, and three equal ways to run the experts.
+"""The mixture-of-experts layer: router, and equal ways to run the experts.
 
 `dense` runs every expert on every token: the plain reading of the formula, and the quickest where experts are few and
 small. `gathered` fetches the selected experts' weights for each token: decode with few rows. `tiled` sorts the
 assignments by expert and walks tiles of one expert each: long sequences and many experts, at the cost of the useful
-work plus at most one partial tile an expert.
+work plus at most one partial tile an expert. `warp` calls `warp_decode`, up to 64 tokens in bfloat16; it is never
+chosen by itself. All take experts in eight bits: `warp` as they are, the others dequantised to the activations' type.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from .config import Config
-from .layers import Array, Params, contract, swiglu
+from ..config import Config
+from ..layers import Array, Params, contract, swiglu
+from .quantized import Experts, QuantizedExperts, dequantize
+from .warp import warp_decode
 
-type Method = Literal["auto", "dense", "gathered", "tiled"]
+type Method = Literal["auto", "dense", "gathered", "tiled", "warp"]
 TILE = 32  # rows of a tile of the tiled method
 
 
@@ -63,7 +66,7 @@ def run_experts(
 
     Args:
       config: the model's configuration.
-      mlp: gate_up [E, 2I, D], gate rows first, and down [E, D, I].
+      mlp: gate_up [E, 2I, D], gate rows first, and down [E, D, I]; arrays or `QuantizedExperts`.
       h: [..., D].
       experts: [..., k] int32.
       weights: [..., k] float32.
@@ -78,7 +81,7 @@ def run_experts(
     weights = weights.reshape(experts.shape)
     if method == "auto":
         method = _choose(config, rows.shape[0])
-    run = {"dense": _dense, "gathered": _gathered, "tiled": _tiled}[method]
+    run = {"dense": _dense, "gathered": _gathered, "tiled": _tiled, "warp": _warp}[method]
     return run(mlp, rows, experts, weights).astype(h.dtype).reshape(shape)
 
 
@@ -89,12 +92,27 @@ def _choose(config: Config, tokens: int) -> Method:
     return "gathered" if tokens * config.num_experts_per_tok < config.num_experts else "tiled"
 
 
+def _warp(mlp: Params, h: Array, experts: Array, weights: Array) -> Array:
+    """h [T, D] → [T, D]."""
+    return warp_decode(h, experts, weights, mlp["gate_up"], mlp["down"])
+
+
+def _some(experts: Experts, index: Array, dtype: Any) -> Array:
+    """Weights of some experts: index [...] → [..., rows, columns]."""
+    weights = experts[index]
+    return weights.astype(dtype) if isinstance(experts, QuantizedExperts) else weights
+
+
 def _dense(mlp: Params, h: Array, experts: Array, weights: Array) -> Array:
     """h [T, D] → float32 [T, D]."""
     count = mlp["gate_up"].shape[0]
+    gate_up, down = (
+        dequantize(weights, h.dtype) if isinstance(weights, QuantizedExperts) else weights
+        for weights in (mlp["gate_up"], mlp["down"])
+    )
     dense_weights = jnp.sum(jax.nn.one_hot(experts, count) * weights[..., None], axis=1)  # [T, E]
-    hidden = swiglu(contract("td,eid->tei", h, mlp["gate_up"])) * dense_weights[..., None]  # [T, E, I]
-    return contract("tei,edi->td", hidden.astype(h.dtype), mlp["down"])
+    hidden = swiglu(contract("td,eid->tei", h, gate_up)) * dense_weights[..., None]  # [T, E, I]
+    return contract("tei,edi->td", hidden.astype(h.dtype), down)
 
 
 def _gathered(mlp: Params, h: Array, experts: Array, weights: Array) -> Array:
@@ -104,13 +122,13 @@ def _gathered(mlp: Params, h: Array, experts: Array, weights: Array) -> Array:
 
 def gathered_hidden(mlp: Params, h: Array, experts: Array, weights: Array) -> Array:
     """Hidden units of each token's experts, times the router's weights: h [T, D] → [T, k, I] in h's dtype."""
-    hidden = swiglu(contract("td,tkid->tki", h, mlp["gate_up"][experts])) * weights[..., None]
+    hidden = swiglu(contract("td,tkid->tki", h, _some(mlp["gate_up"], experts, h.dtype))) * weights[..., None]
     return hidden.astype(h.dtype)
 
 
 def gathered_down(mlp: Params, hidden: Array, experts: Array) -> Array:
     """The sum of what each token's experts make of their hidden units [T, k, I]: float32 [T, D]."""
-    return contract("tki,tkdi->td", hidden, mlp["down"][experts])
+    return contract("tki,tkdi->td", hidden, _some(mlp["down"], experts, hidden.dtype))
 
 
 def _tiled(mlp: Params, h: Array, experts: Array, weights: Array) -> Array:
@@ -135,8 +153,8 @@ def _tiled(mlp: Params, h: Array, experts: Array, weights: Array) -> Array:
 
     def step(out: Array, tile: tuple[Array, Array, Array]) -> tuple[Array, None]:
         expert, token, weight = tile
-        hidden = swiglu(contract("td,id->ti", h[token], mlp["gate_up"][expert])) * weight[:, None]
-        added = contract("ti,di->td", hidden.astype(h.dtype), mlp["down"][expert])
+        hidden = swiglu(contract("td,id->ti", h[token], _some(mlp["gate_up"], expert, h.dtype))) * weight[:, None]
+        added = contract("ti,di->td", hidden.astype(h.dtype), _some(mlp["down"], expert, h.dtype))
         # An unused entry computes token 0 with an expert that is not its own: select, 0 × infinity is NaN.
         return out.at[token].add(jnp.where(weight[:, None] > 0, added, 0)), None
 

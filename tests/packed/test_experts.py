@@ -1,0 +1,86 @@
+"""The experts of a chunk: sorted and multiplied by group, against the dense formula."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from support import tiny_config
+
+from north_jax.kernels.tiling import Tiling
+from north_jax.moe import run_experts
+from north_jax.packed.experts import FEW_ROWS, MANY_ROWS, ExpertTilings, packed_experts, sorted_experts, tilings_for
+
+TOKENS, TOP, EXPERTS, MODEL, WIDTH = 40, 3, 5, 256, 128
+VALID = np.arange(TOKENS) < 37
+
+
+def operands(dtype=jnp.bfloat16):
+    rng = np.random.default_rng(0)
+    h = jnp.asarray(rng.normal(size=(TOKENS, MODEL)), dtype)
+    h = jnp.where(VALID[:, None], h, jnp.nan)  # padding must reach nothing
+    gate_up = jnp.asarray(rng.normal(size=(EXPERTS, 2 * WIDTH, MODEL)) / 16, dtype)
+    down = jnp.asarray(rng.normal(size=(EXPERTS, MODEL, WIDTH)) / 11, dtype)
+    experts = jnp.asarray(np.argsort(rng.random((TOKENS, EXPERTS)))[:, :TOP], jnp.int32)
+    return h, experts, jnp.asarray(rng.random((TOKENS, TOP)), jnp.float32), gate_up, down
+
+
+def expected(h, experts, weights, gate_up, down):
+    config = tiny_config(num_experts=EXPERTS, num_experts_per_tok=TOP)
+    mlp = {"gate_up": gate_up.astype(jnp.float32), "down": down.astype(jnp.float32)}
+    return np.asarray(run_experts(config, mlp, h.astype(jnp.float32), experts, weights, "dense"))[VALID]
+
+
+@pytest.mark.parametrize("tilings", [FEW_ROWS, MANY_ROWS])
+def test_sorted_experts_in_the_interpreter(tilings):
+    h, experts, weights, gate_up, down = operands()
+    h = jnp.where(VALID[:, None], h, 0)  # row 0 stands for padding in the sorted rows
+    run = {"tilings": tilings, "blocks": 2, "interpret": plgpu.InterpretGPUParams()}
+    result = np.asarray(sorted_experts(h, experts, weights, jnp.asarray(VALID), gate_up, down, **run), np.float32)
+    reference = expected(h, experts, weights, gate_up, down)
+    assert np.abs(result[VALID] - reference).max() < 1e-2 * np.abs(reference).max()
+    assert not result[~VALID].any()
+
+
+def test_elsewhere_the_methods_of_moe_run():
+    h, experts, weights, gate_up, down = operands(jnp.float32)
+    config = tiny_config(num_experts=EXPERTS, num_experts_per_tok=TOP)
+    result = packed_experts(config, {"gate_up": gate_up, "down": down}, h, experts, weights, jnp.asarray(VALID))
+    np.testing.assert_allclose(np.asarray(result)[VALID], expected(h, experts, weights, gate_up, down), atol=1e-5)
+
+
+def test_a_gpu_s_program_holds_two_kernels_and_a_cpu_s_none():
+    config = tiny_config(num_experts=EXPERTS, num_experts_per_tok=TOP)
+    h, experts, weights, gate_up, down = operands()
+    f = jax.jit(lambda *a: packed_experts(config, {"gate_up": a[4], "down": a[5]}, *a[:4]))
+    traced = f.trace(h, experts, weights, jnp.asarray(VALID), gate_up, down)
+    assert traced.lower(lowering_platforms=("cuda",)).as_text().count("@mosaic_gpu") == 2
+    assert "mosaic_gpu" not in traced.lower(lowering_platforms=("cpu",)).as_text()
+
+
+def test_tilings_differ_by_the_rows_that_experts_get():
+    assert tilings_for(1024, 128) is FEW_ROWS
+    assert tilings_for(65536, 128) is MANY_ROWS
+    with pytest.raises(ValueError, match="differ in their rows"):
+        ExpertTilings(Tiling(), Tiling(align=8))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [8, 64, 128, 320, 768, 1024, 2048, 8192])
+def test_sorted_experts_on_a_gpu(tokens):
+    keys = jax.random.split(jax.random.key(tokens), 4)
+    h = jax.random.normal(keys[0], (tokens, 2048), jnp.bfloat16)
+    gate_up = jax.random.normal(keys[1], (128, 1536, 2048), jnp.bfloat16) * 2048**-0.5
+    down = jax.random.normal(keys[2], (128, 2048, 768), jnp.bfloat16) * 768**-0.5
+    weights, experts = jax.lax.top_k(jax.random.uniform(keys[3], (tokens, 128)), 8)
+    valid = jnp.arange(tokens) < tokens - 3
+    result = jax.jit(sorted_experts)(h, experts, weights, valid, gate_up, down)
+    some = slice(0, min(tokens - 3, 64))
+    config = tiny_config(num_experts=128, num_experts_per_tok=8)
+    mlp = {"gate_up": gate_up.astype(jnp.float32), "down": down.astype(jnp.float32)}
+    reference = run_experts(config, mlp, h[some].astype(jnp.float32), experts[some], weights[some], "tiled")
+    difference = jnp.abs(result[some].astype(jnp.float32) - reference)
+    assert float(jnp.max(difference)) < 2e-2 * float(jnp.max(jnp.abs(reference)))
+    assert not result[~valid].any()

@@ -1,0 +1,159 @@
+"""Packed prefill against the whole-sequence forward pass: several prompts a chunk, boundaries anywhere, poison."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support import tiny_config, tiny_params
+
+import north_jax
+from north_jax.kv_cache import PAGE_SIZE, PagedRows, PageTables, init_cache, pages_for, ring_entries
+from north_jax.packed import PackedPrefill, Piece, Shape
+from north_jax.packed.chunk import kinds
+
+CONFIG = tiny_config()  # window 70
+LENGTH = 330
+CHUNK = 128
+ROWS = 3
+PAGES = {"full_pages": 18, "sliding_pages": 18}
+TOLERANCE = 3e-5
+
+
+@pytest.fixture(scope="module")
+def params():
+    return tiny_params(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def sequences():
+    return np.random.default_rng(2).integers(0, CONFIG.vocab_size, (ROWS, LENGTH)).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def expected(params, sequences):
+    return np.asarray(jax.jit(north_jax.forward, static_argnums=0)(CONFIG, params, sequences))
+
+
+def new_cache():
+    """Every page starts as NaN, so reading an unwritten one shows."""
+    return tuple(jnp.full_like(p, jnp.nan) for p in init_cache(CONFIG, **PAGES, dtype=jnp.float32))
+
+
+@pytest.fixture(scope="module")
+def prefill(params):
+    entries = pages_for(LENGTH), ring_entries(CONFIG, LENGTH, CHUNK)
+    made = PackedPrefill(CONFIG, params, rows=ROWS, most=CHUNK, entries=entries)
+    made.compile(Shape(CHUNK, False), new_cache())
+    return made
+
+
+class Prompts:
+    """Three prompts, fed from `sequences`."""
+
+    def __init__(self, prefill, sequences, expected):
+        self.prefill, self.sequences, self.expected = prefill, sequences, expected
+        self.paged = PagedRows(CONFIG, rows=ROWS, max_context=LENGTH, max_chunk=CHUNK, **PAGES)
+        self.cache = new_cache()
+        self.position = [0] * ROWS
+
+    def feed(self, *counts):
+        """Appends counts[i] tokens to prompt i; gives the largest error of the logits after the last ones."""
+        rows = [row for row, count in enumerate(counts) if count]
+        for row in rows:
+            self.paged.grow(row, self.position[row], self.position[row] + counts[row])
+        pieces = [
+            Piece(self.sequences[row, self.position[row] : self.position[row] + counts[row]], self.position[row])
+            for row in rows
+        ]
+        tables = PageTables(*(np.asarray(table)[rows] for table in self.paged.snapshot()))
+        self.cache, _, logits = self.prefill.run(self.cache, tables, pieces)
+        for row in rows:
+            self.position[row] += counts[row]
+        right = np.stack([self.expected[row, self.position[row] - 1] for row in rows])
+        return np.abs(np.asarray(logits)[: len(rows)] - right).max() / np.abs(self.expected).max()
+
+
+def test_several_prompts_a_chunk(prefill, sequences, expected):
+    prompts = Prompts(prefill, sequences, expected)
+    for counts in [(64, 1, 0), (5, 64, 0), (0, 64, 60), (100, 3, 2), (64, 48, 0), (3, 64, 9), (90, 0, 30), (1, 1, 1)]:
+        assert prompts.feed(*counts) < TOLERANCE, counts
+
+
+@pytest.mark.parametrize("first", [1, 5, 6, 7, 31, 63])
+def test_boundaries_at_window_and_page_edges(prefill, sequences, expected, first):
+    prompts = Prompts(prefill, sequences, expected)
+    assert prompts.feed(first, 0, 0) < TOLERANCE
+    while prompts.position[0] + 64 <= LENGTH:
+        assert prompts.feed(64, 0, 0) < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1, PAGE_SIZE + 1))
+def test_boundaries_at_every_offset_of_a_page(prefill, sequences, expected, first):
+    prompts = Prompts(prefill, sequences, expected)
+    assert prompts.feed(first, 0, 0) < TOLERANCE
+    assert prompts.feed(71, 0, 0) < TOLERANCE  # one more than the window
+    assert prompts.feed(CHUNK, 0, 0) < TOLERANCE
+
+
+def test_what_a_page_s_former_owner_left_behind_the_end_is_cleared(prefill, sequences, expected):
+    """A kernel multiplies it by weights of 0: it has to be finite."""
+    prompts = Prompts(prefill, sequences, expected)
+    prompts.feed(70, 5, 0)
+    full = np.asarray(prompts.paged.snapshot().full)
+    pages = np.asarray(prompts.cache[0])
+    for row, count in ((0, 70), (1, 5)):
+        last = pages[full[row, (count - 1) // PAGE_SIZE]]
+        assert np.isfinite(last).all()
+        assert not last[:, :, count % PAGE_SIZE :].any() and last[:, :, : count % PAGE_SIZE].any()
+
+
+def test_other_rows_pages_are_left_alone(prefill, sequences, expected):
+    prompts = Prompts(prefill, sequences, expected)
+    prompts.feed(64, 63, 0)
+    mine = [np.asarray(prompts.paged.snapshot().full)[1, :1], np.asarray(prompts.paged.snapshot().sliding)[1, :1]]
+    before = [
+        np.asarray(pages)[mine[CONFIG.layer_types[i] != "full_attention"]] for i, pages in enumerate(prompts.cache)
+    ]
+    prompts.feed(60, 0, 3)
+    for i, pages in enumerate(prompts.cache):
+        np.testing.assert_array_equal(before[i], np.asarray(pages)[mine[CONFIG.layer_types[i] != "full_attention"]])
+
+
+def test_the_cache_is_updated_in_place(prefill, sequences, expected):
+    prompts = Prompts(prefill, sequences, expected)
+    before = [pages.unsafe_buffer_pointer() for pages in prompts.cache]
+    prompts.feed(64, 1, 0)
+    assert [pages.unsafe_buffer_pointer() for pages in prompts.cache] == before
+
+
+def test_the_shortest_compiled_chunk_is_taken(params):
+    entries = pages_for(LENGTH), ring_entries(CONFIG, LENGTH, 256)
+    made = PackedPrefill(CONFIG, params, rows=ROWS, most=256, entries=entries)
+    assert made.needed == made.shapes[:2] == (Shape(64, False), Shape(256, False))
+    assert sorted(shape.tokens for shape in made.shapes) == list(made.lengths)
+    with pytest.raises(ValueError, match="chunk of 5 tokens exceeds what is compiled"):
+        made.shape_of([Piece([1] * 5, 0)])
+    made._programs |= dict.fromkeys((Shape(128, False), Shape(64, False)))  # as if compiled
+    assert made.shape_of([Piece([1] * 64, 0)]) == Shape(64, False)
+    assert made.shape_of([Piece([1] * 3, 0), Piece([1] * 60, 7)]) == Shape(128, False)
+    with pytest.raises(ValueError, match="136 tokens"):
+        made.shape_of([Piece([1] * 100, 0), Piece([1] * 32, 0)])
+
+
+def test_layers_of_a_kind_share_a_program():
+    assert kinds(CONFIG) == [0, 1, 1, 1, 4]
+
+
+def test_whole_prompts_give_what_chunks_give(prefill, params, sequences, expected):
+    """The form that a GPU runs by cuDNN, here in its plain one."""
+    entries = pages_for(LENGTH), ring_entries(CONFIG, LENGTH, CHUNK)
+    made = PackedPrefill(CONFIG, params, rows=ROWS, most=CHUNK, entries=entries)
+    made.compile(Shape(CHUNK, True), new_cache())
+    made._programs |= prefill._programs
+    prompts = Prompts(made, sequences, expected)
+    assert made.shape_of([Piece([1] * 100, 0)]).whole
+    assert prompts.feed(100, 0, 0) < TOLERANCE
+    assert prompts.feed(CHUNK, 0, 0) < TOLERANCE  # goes on from its pages
