@@ -64,6 +64,9 @@ class EngineStats:
     generated_tokens: int = 0
     preemptions: int = 0  # a running request went back to the queue for want of pages
     failure: str | None = None  # why the engine stopped for good
+    prefill_compiled: int = 0  # sizes of prefill that are compiled
+    prefill_shapes: int = 0  # that will be
+    device_bytes: tuple[int, int, int] | None = None  # limit, in use, most that was; None where nobody says
 
 
 class QueueFull(Exception):
