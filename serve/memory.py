@@ -1,4 +1,4 @@
-"""The device's memory: weights, KV pages and workspace, planned before anything is loaded, printed, refused if short."""
+"""The device's memory: weights, KV pages and workspace, planned before loading, printed, refused if short."""
 
 from __future__ import annotations
 

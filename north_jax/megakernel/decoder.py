@@ -139,9 +139,7 @@ class MegakernelDecoder:
         return {shape: reason for shape, reason in reasons.items() if reason}
 
     def compile(self, cache: KVCache, tables: PageTables) -> None:
-        schedules = [
-            [self._build(batch=batch, order=order) for order in self._orders(batch)] for batch in self.sizes
-        ]
+        schedules = [[self._build(batch=batch, order=order) for order in self._orders(batch)] for batch in self.sizes]
         self._workspace_bytes = max(schedule.workspace.bytes for of_batch in schedules for schedule in of_batch)
         for of_batch in schedules:
             batch = of_batch[0].batch

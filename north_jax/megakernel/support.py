@@ -59,4 +59,3 @@ def not_pipelined(config: Config, dtype: jnp.dtype | str, *, slots: int) -> str:
             if reason := engine.not_pipelined(add_schedule(engine, schedule)):
                 return reason
     return ""
-

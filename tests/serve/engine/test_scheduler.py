@@ -33,7 +33,8 @@ def test_prefill_and_decode_alternate():
 
 
 @pytest.mark.parametrize(
-    ("max_tokens", "chunk", "expected"), [((300, 3), 200, QUANTUM), ((200, 3), 26, 26), ((8, 3), 50, 7), ((2, 2), 50, 1)]
+    ("max_tokens", "chunk", "expected"),
+    [((300, 3), 200, QUANTUM), ((200, 3), 26, 26), ((8, 3), 50, 7), ((2, 2), 50, 1)],
 )
 def test_a_quantum_lasts_as_long_as_its_longest_row_and_fits_a_chunk(max_tokens, chunk, expected):
     plan = scheduler(slots=2, full_pages=20, sliding_pages=12, chunk=chunk)
