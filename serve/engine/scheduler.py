@@ -232,6 +232,7 @@ class Scheduler:
             entry = self._waiting.popleft()
             entry.slot, entry.prefilling = self._slots.index(None), True
             self._slots[entry.slot] = entry
+            self._rows.begin(entry.slot, entry.request.cache_salt)
 
     def _has_room(self, entry: Entry) -> bool:
         """Whether there are pages for an entry's tokens, besides what the running ones are about to take.

@@ -27,6 +27,7 @@ class EngineRequest:
     stop_token_ids: frozenset[int]
     grammar: Grammar | None = None  # of this request alone; it has accepted nothing yet
     prompt_logprobs: bool = False  # whether the prompt's tokens are reported too, as `sampling.logprobs` says
+    cache_salt: str = ""  # it shares cached prefixes with requests of the same one alone
 
 
 class FinishReason(StrEnum):

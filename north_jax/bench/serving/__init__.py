@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=300.0,
         help="to wait for all sizes of prefill (default: 300)",
     )
+    parser.add_argument("--scenario-seconds", type=float, default=3600.0, help="that one may take (default: 3600)")
     parser.add_argument("--model", metavar="NAME", help="its name there (default: the first that it lists)")
     parser.add_argument("--api-key", metavar="KEY")
     parser.add_argument("--openai-only", action="store_true", help="send OpenAI's fields alone, without ignore_eos")
@@ -70,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    signal.signal(signal.SIGTERM, _leave)  # so that the server's end is not left out
     try:
         with _serving(options) as (running, url):
             device = running.device if running else f"at {url}"
@@ -80,6 +83,10 @@ def run(options: argparse.Namespace) -> None:
     print(table(rows))
     if any(row.get("met") is False or row["errors"] for row in rows):
         sys.exit(3)
+
+
+def _leave(number: int, frame: object) -> None:
+    sys.exit(128 + number)
 
 
 @contextlib.contextmanager
@@ -103,7 +110,12 @@ async def _scenarios(
     rows = []
     for name in options.scenario:
         preset = presets()[name]
-        row, answers = await _measure(options, endpoint, preset)
+        try:
+            async with asyncio.timeout(options.scenario_seconds):
+                row, answers = await _measure(options, endpoint, preset)
+        except TimeoutError:
+            print(f"{name}: no end within {options.scenario_seconds:g} s", flush=True)
+            row, answers = {"requests": 0, "errors": 1, "timed_out": True}, []
         row = {"kind": "serve", "scenario": name, **row, "warm": warm}
         if running is not None:
             row |= {"server": running.lines, "start_s": running.start_s}

@@ -88,7 +88,7 @@ class Endpoint:
       address: of the server.
       model: its name there.
       key: an API key, if it wants one.
-      extras: whether it takes `ignore_eos`, beside OpenAI's fields, as this server, vLLM and SGLang do.
+      extras: whether it takes `ignore_eos` and `cache_salt`, beside OpenAI's fields, as this server and vLLM do.
       timeout_s: for one answer.
     """
 
@@ -127,6 +127,7 @@ class Endpoint:
         }
         if self.extras:
             fields["ignore_eos"] = True
+            fields |= {"cache_salt": request.salt} if request.salt else {}
         if request.logprobs is not None:
             fields["logprobs"] = request.logprobs
         return msgspec.json.encode(fields)

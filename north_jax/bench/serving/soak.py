@@ -1,8 +1,8 @@
 """Mixed load for minutes with clients that leave at any moment; then: is everything as it was, and was it right?
 
-Some of the answers are greedy with log-probabilities. After the load each of them is asked for again, alone, and must
-be the same up to near-ties: where the texts part, the likeliest token may lead the second by less than `tie` nats.
-(Prefill in other chunks, or KV found in the prefix cache, may change the last bits of a bfloat16 computation.)
+Some of the answers are greedy with log-probabilities. After the load each of them is asked for again, alone and with a
+salt of its own, so that its prompt is computed anew. It must be the same up to near-ties: where the texts part, the
+likeliest token may lead the second by less than `tie` nats. (Prefill in other chunks may change the last bits.)
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ async def soak(endpoint: Endpoint, prompts: Prompts, settings: Settings, told: T
     partings = []
     for index in chosen:
         one = sampled[int(index)]
-        again = await endpoint.ask(one.request)
+        again = await endpoint.ask(dataclasses.replace(one.request, salt=f"alone-{index}"))
         if again.error:
             row["errors"] += 1
         elif (parting := parted(one, again)) is not None:

@@ -20,6 +20,7 @@ class Request:
       logprobs: alternatives to report with each token, None for nothing.
       leave_after: events after which the client leaves, None to stay.
       kind: a word for groups of requests that are reported apart.
+      salt: where the server takes `cache_salt`, prefixes are shared under the same one alone; "" for none.
     """
 
     number: int
@@ -30,6 +31,7 @@ class Request:
     logprobs: int | None = None
     leave_after: int | None = None
     kind: str = ""
+    salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
