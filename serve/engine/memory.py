@@ -86,8 +86,8 @@ def plan_cache(
     fixed = cache_bytes(config, full_pages=0, sliding_pages=sliding, itemsize=itemsize)
     a_full_page = cache_bytes(config, full_pages=1, sliding_pages=0, itemsize=itemsize)
     affordable = max(budget - fixed, 0) // a_full_page if FULL in config.layer_types else slots * pages_for(wanted)
-    if max_context is None and affordable:
-        wanted = min(wanted, affordable * PAGE_SIZE)
+    if max_context is None:
+        wanted = min(wanted, max(affordable, 1) * PAGE_SIZE)
     if affordable < pages_for(wanted):
         need = fixed + a_full_page * pages_for(wanted)
         raise MemoryPlanError(
