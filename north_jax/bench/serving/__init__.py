@@ -6,7 +6,8 @@
 Without --url a server is started as a child process, with the arguments of --server, and stopped in the end. Any other
 endpoint that speaks OpenAI's completions can be named instead, so that a peer is measured by the same client. Prompts
 are token ids, all different, so that a prefix cache finds nothing but what --prefix-share says; answers run to their
-full length where the server takes `ignore_eos`. The same seed gives the same requests and times of arrival.
+full length where the server takes `ignore_eos`. The same seed gives the same requests and times of arrival, so a second
+run against a running server needs another one, or finds what the first has left in its prefix cache.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import shlex
 import signal
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -133,9 +135,11 @@ async def _measure(
     options: argparse.Namespace, endpoint: Endpoint, preset: Preset
 ) -> tuple[dict[str, Any], list[Answer]]:
     names = ("prompt", "output", "count", "concurrency", "rate", "prefix_share", "temperature", "long", "minutes")
-    changes = {name: getattr(options, name) for name in (*names, "compared", "tie", "seed")}
+    changes = {name: getattr(options, name) for name in (*names, "compared", "tie")}
     if options.kernel is not None:
         changes["kernel_tok_s"] = kernel_tok_s(options.kernel)
+    # A seed of its own for each scenario: what one has left in a prefix cache, no other one finds.
+    changes["seed"] = (options.seed or 0) << 32 | zlib.crc32(preset.about.encode())
     settings = overridden(preset.settings, changes)
     prompts = Prompts(options.vocabulary, text=options.text)
     first = overridden(settings, {"output": Lengths(_WARMING, _WARMING)})

@@ -15,7 +15,7 @@ from north_jax.text import Marker, Tokenizer
 from tests.serve.scripted_engine import ScriptedEngine
 from tests.serve.server_thread import RunningServer, running_server
 
-SMALL = ["--prompt", "20-40", "--output", "12", "--requests", "5", "--vocabulary", "640", "--minutes", "0.05"]
+SMALL = ["--prompt", "70-90", "--output", "12", "--requests", "5", "--vocabulary", "640", "--minutes", "0.05"]
 OTHERS = ["throughput-1k", "throughput-4k", "single", "long-prompt", "prefix", "soak"]
 
 
@@ -63,7 +63,8 @@ def test_a_server_with_random_weights_in_every_scenario(
         assert (tmp_path / f"{name}.svg").read_text().startswith("<svg")
         assert row["server"][0].startswith("backend jax on cpu")
     assert rows["throughput-1k"]["output_tokens"] == 5 * 12, "answers run to their full length"
-    assert rows["throughput-1k"]["prefix_hit_rate"] == 0
+    for name in ("throughput-1k", "throughput-4k", "single", "long-prompt"):
+        assert rows[name]["prefix_hit_rate"] == 0, "no scenario finds what another has left"
     assert rows["long-prompt"]["long_tokens"] == 150 and rows["long-prompt"]["long_ttft_alone_ms"] > 0
     assert rows["prefix"]["hits"] == 5 and rows["prefix"]["prefix_hit_rate"] > 0.5  # whole blocks: 128 of 150
     soaked = rows["soak"]
