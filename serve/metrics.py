@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -87,4 +89,22 @@ class _EngineCollector(Collector):
         yield CounterMetricFamily(
             "north_preemptions", "Times a running choice went back to the queue for want of pages", stats.preemptions
         )
+        sizes = GaugeMetricFamily("north_prefill_sizes", "Sizes of prefill, by state", labels=["state"])
+        sizes.add_metric(["compiled"], stats.prefill_compiled)
+        sizes.add_metric(["pending"], stats.prefill_shapes - stats.prefill_compiled)
+        yield sizes
+        memory = GaugeMetricFamily("north_memory_bytes", "Memory of the device and of the process", labels=["kind"])
+        for kind, size in zip(("limit", "used", "peak"), stats.device_bytes or (), strict=False):
+            memory.add_metric([kind], size)
+        memory.add_metric(["resident"], _resident_bytes())
+        yield memory
         yield GaugeMetricFamily("north_engine_up", "1 while the engine lives", float(stats.failure is None))
+
+
+def _resident_bytes() -> int:
+    """Of this process on the host; 0 where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -21,14 +21,18 @@ class Options(argparse.Namespace):
 
     model: str
     dtype: str
+    random_weights: bool
     served_model_name: str
     backend: Backend
     slots: int
     max_context: int | None
     max_queue: int
+    memory_share: float
     prefix_cache: bool
     chunk: int | None
     busy_chunk: int | None
+    busy_latency_ms: float | None
+    decode_share: float
     compilation_cache: str | None
     host: str
     port: int
@@ -64,13 +68,19 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         default="auto",
         help="type of the weights and the KV cache (default: auto, the checkpoint's own)",
     )
+    model.add_argument(
+        "--random-weights",
+        action="store_true",
+        help="draw weights on the device instead of loading them: DIR needs config.json and the tokenizer's files alone"
+        " (python -m north_jax.bench random_model DIR writes some)",
+    )
     engine = parser.add_argument_group("engine")
     engine.add_argument(
         "--backend",
         choices=("auto", "jax", "warp", "megakernel"),
         default="auto",
         help="what decodes: jax runs everywhere, warp is jax with kernels for the experts, megakernel is one kernel "
-        "where it was compiled (default: auto, which is jax)",
+        "where it was compiled (default: auto: the megakernel on a GPU for which it was compiled, else jax)",
     )
     engine.add_argument(
         "--slots", type=_positive, default=8, metavar="N", help="requests that run at once (default: %(default)s)"
@@ -89,6 +99,14 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         help="requests that may wait for a slot before further ones get a 429 (default: %(default)s)",
     )
     engine.add_argument(
+        "--memory-share",
+        type=_share,
+        default=0.92,
+        metavar="X",
+        help="part of a GPU's memory for weights, KV pages and workspace; a start prints how it is divided, and is"
+        " refused where it is too little (default: %(default)g; a CPU's memory is not divided)",
+    )
+    engine.add_argument(
         "--no-prefix-cache",
         dest="prefix_cache",
         action="store_false",
@@ -105,7 +123,22 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         "--busy-chunk",
         type=_positive,
         metavar="TOKENS",
-        help="the same while other requests decode, which wait for it (default: 2048 on a GPU, 256 on a CPU)",
+        help="the same at most while other requests decode, which wait for it (default: 2048 on a GPU, 256 on a CPU)",
+    )
+    engine.add_argument(
+        "--busy-latency-ms",
+        type=_milliseconds,
+        metavar="MS",
+        help="what others may wait for a token while a prompt is computed: chunks get as short as that takes; 0 for no"
+        " bound (default: 50 on a GPU, none on a CPU)",
+    )
+    engine.add_argument(
+        "--decode-share",
+        type=_part,
+        default=0.2,
+        metavar="X",
+        help="part of the time that requests in the course of decoding keep while prompts are computed: so many steps"
+        " follow each chunk (default: %(default)g)",
     )
     cache = engine.add_mutually_exclusive_group()
     cache.add_argument(
@@ -169,6 +202,25 @@ def _between(low: float, high: float) -> Callable[[str], float]:
         return value
 
     return number
+
+
+def _share(text: str) -> float:
+    return _open_interval(text, 1.0)
+
+
+def _part(text: str) -> float:
+    return _between(0, 0.95)(text)
+
+
+def _milliseconds(text: str) -> float:
+    return _between(0, 1e6)(text)
+
+
+def _open_interval(text: str, high: float) -> float:
+    value = _between(0, high)(text)
+    if not 0 < value < high:
+        raise argparse.ArgumentTypeError(f"expected a number above 0 and below {high:g}, not {text!r}")
+    return value
 
 
 def _count(text: str) -> int:

@@ -1,4 +1,4 @@
-"""`python -m serve` after its options: bind, load, start the engine, serve until a signal."""
+"""`python -m serve` after its options: bind, plan, load, start the engine, serve until a signal."""
 
 from __future__ import annotations
 
@@ -6,23 +6,28 @@ import asyncio
 import logging
 import sys
 import time
+from pathlib import Path
 
 import jax
 
 from north_jax import compilation_cache
-from north_jax.checkpoint import Checkpoint, CheckpointError, load
+from north_jax.checkpoint import Checkpoint, CheckpointError
 from north_jax.checkpoint.loader import resolve
 from north_jax.config import ConfigError
-from north_jax.decoding import BackendError, make_decoder
+from north_jax.decoding import BackendError, Choice, choose_backend, make_decoder
 from north_jax.text import TemplateError, TokenizerError
 
 from .app import TextSide, make_service
 from .engine.engine import JaxEngine
-from .engine.memory import CachePlan, MemoryPlanError, plan_cache
+from .engine.memory import MemoryPlanError
+from .engine.pace import Pace
 from .lifecycle import serve_until_signal
 from .listen import BindError, address_of, bind, local_address_of
+from .memory import MemoryPlan, device_memory, plan_memory
 from .options import Options
 from .protocol.generation_config import GenerationConfigError
+from .start import LoggedProgress, Start, backend_line, curl, summary
+from .weights import Outlook, load_weights, look_at
 
 _LOG = logging.getLogger("serve")
 _CANNOT_START = (
@@ -35,6 +40,7 @@ _CANNOT_START = (
     TemplateError,
     MemoryPlanError,
 )
+_BUSY_LATENCY_MS = 50.0  # of a GPU, where the command line names none
 
 
 def run(options: Options, *, begun: float | None = None) -> int:
@@ -56,45 +62,24 @@ def run(options: Options, *, begun: float | None = None) -> int:
         listener = bind(options.host, options.port)
         with listener:
             start.done("importing")
-            text = TextSide.read(resolve(options.model))  # before the weights: a fault in it should not take minutes
-            dtype = None if options.dtype == "auto" else options.dtype
-            progress = None if sys.stderr.isatty() else _LoggedProgress()
-            checkpoint = load(options.model, dtype=dtype, progress=progress)
-            kv_dtype = checkpoint.params["embed"].dtype
+            directory = resolve(options.model)
+            text = TextSide.read(directory)  # before the weights: a fault in it should not take minutes
+            outlook, choice, plan = _plan(directory, options)
+            print(f"{backend_line(choice)}\n{plan.table()}", flush=True)
+            progress = None if sys.stderr.isatty() else LoggedProgress()
+            checkpoint = load_weights(outlook, directory, options, progress)
             start.done("loading")
-            plan = plan_cache(
-                checkpoint.config,
-                kv_dtype,
-                slots=options.slots,
-                max_context=options.max_context,
-                chunk=options.chunk,
-                busy_chunk=options.busy_chunk,
-            )
-            decoder = make_decoder(
-                checkpoint.config,
-                checkpoint.params,
-                backend=options.backend,
-                slots=plan.slots,
-                max_context=plan.max_context,
-            )
-            engine = JaxEngine(
-                checkpoint.config,
-                checkpoint.params,
-                plan,
-                decoder,
-                max_queue=options.max_queue,
-                prefix_cache=options.prefix_cache,
-            )
+            engine = _engine(options, checkpoint, choice, plan)
             start.done("allocating")
             _LOG.info("loaded %s; compiling", options.model)
             engine.start()
             start.done("compiling")
 
             def ready() -> None:
-                print(_summary(options, checkpoint, plan, decoder.backend))
+                print(summary(options, checkpoint, plan.cache, choice.backend))
                 print(start.summary(*engine.prefill_shapes))
                 print(f"listening on {address_of(listener)}")
-                print(f"try: {_curl(options.served_model_name, local_address_of(listener))}", flush=True)
+                print(f"try: {curl(options.served_model_name, local_address_of(listener))}", flush=True)
                 engine.warm_up()
 
             asyncio.run(
@@ -120,6 +105,57 @@ def run(options: Options, *, begun: float | None = None) -> int:
     return 0
 
 
+def _plan(directory: Path, options: Options) -> tuple[Outlook, Choice, MemoryPlan]:
+    """What will run and where everything will lie: all that can be refused before the weights are loaded.
+
+    Raises BackendError and MemoryPlanError, and ConfigError and CheckpointError for what files and headers show.
+    """
+    outlook = look_at(directory, options)
+    config, kind = outlook.config, outlook.config.dtype
+    if outlook.quantized and options.backend in ("auto", "megakernel"):
+        if options.backend == "megakernel":
+            raise BackendError("the megakernel does not take experts in eight bits")
+        choice = Choice("jax", "the megakernel does not take experts in eight bits")
+    else:
+        choice = choose_backend(config, kind, backend=options.backend, slots=options.slots)
+    plan = plan_memory(
+        config,
+        kind,
+        backend=choice.backend,
+        slots=options.slots,
+        max_context=options.max_context,
+        chunk=options.chunk,
+        busy_chunk=options.busy_chunk,
+        share=options.memory_share,
+        available=device_memory(),
+        weights=outlook.weights,
+    )
+    return outlook, choice, plan
+
+
+def _engine(options: Options, checkpoint: Checkpoint, choice: Choice, plan: MemoryPlan) -> JaxEngine:
+    """The engine over loaded weights, with its KV cache allocated."""
+    decoder = make_decoder(
+        checkpoint.config,
+        checkpoint.params,
+        backend=choice.backend,
+        slots=plan.cache.slots,
+        max_context=plan.cache.max_context,
+    )
+    latency = options.busy_latency_ms
+    if latency is None and jax.devices()[0].platform == "gpu":
+        latency = _BUSY_LATENCY_MS
+    return JaxEngine(
+        checkpoint.config,
+        checkpoint.params,
+        plan.cache,
+        decoder,
+        max_queue=options.max_queue,
+        prefix_cache=options.prefix_cache,
+        pace=Pace(share=options.decode_share, latency_s=(latency or 0) / 1e3 or None),
+    )
+
+
 def _use_compilation_cache(directory: str) -> None:
     """Without it the server starts too, only later."""
     try:
@@ -131,61 +167,3 @@ def _use_compilation_cache(directory: str) -> None:
 def _defaults(options: Options) -> dict[str, float]:
     given = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k", "min_p")}
     return {name: value for name, value in given.items() if value is not None}
-
-
-class Start:
-    """How long each part of a start took."""
-
-    def __init__(self, begun: float) -> None:
-        """Begins the first part, at `begun` on `time.monotonic`'s clock."""
-        self._begun = self._last = begun
-        self._parts: dict[str, float] = {}
-
-    def done(self, part: str) -> None:
-        """Ends a part; the next one begins."""
-        now = time.monotonic()
-        self._parts[part], self._last = now - self._last, now
-
-    def summary(self, compiled: int, shapes: int) -> str:
-        """One line: the parts, and how many sizes of prefill are compiled of how many there will be."""
-        parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self._parts.items())
-        rest = f"; {shapes - compiled} of {shapes} prefill sizes follow in the background" if compiled < shapes else ""
-        return f"ready after {self._last - self._begun:.1f} s: {parts}{rest}"
-
-
-class _LoggedProgress:
-    """Progress of loading where there is no terminal to draw a bar on: a line for each tenth."""
-
-    def __init__(self) -> None:
-        self._tenths = 0
-
-    def __call__(self, done: int, total: int, name: str, /) -> None:
-        tenths = done * 10 // max(total, 1)
-        if tenths > self._tenths:
-            self._tenths = tenths
-            _LOG.info("loading: %d%% of %s", tenths * 10, _gib(total))
-
-
-def _summary(options: Options, checkpoint: Checkpoint, plan: CachePlan, backend: str) -> str:
-    """Model, device, what decodes, context, slots and memory in one line."""
-    weights = jax.tree.leaves(checkpoint.params)
-    device = jax.devices()[0]
-    kind = device.platform if device.device_kind == device.platform else f"{device.platform} ({device.device_kind})"
-    return (
-        f"model {options.served_model_name}, {weights[0].dtype} on {kind}, decoding by {backend},"
-        f" context {plan.max_context} tokens, {plan.slots} slot{'s' if plan.slots > 1 else ''},"
-        f" memory {_gib(sum(leaf.nbytes for leaf in weights))} weights + {_gib(plan.bytes)} KV cache"
-    )
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB" if size >= 2**28 else f"{size / 2**20:.0f} MiB"
-
-
-def _curl(model: str, host: str) -> str:
-    """A command that streams a chat completion."""
-    body = (
-        f'{{"model": "{model}", "stream": true, "max_tokens": 200,'
-        ' "messages": [{"role": "user", "content": "Write a Python function that reverses a list."}]}'
-    )
-    return f"curl -N http://{host}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"

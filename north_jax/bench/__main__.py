@@ -9,6 +9,8 @@ import importlib
 COMMANDS = {
     "decode": "decode",
     "prefill": "prefill",
+    "serve": "serving",
+    "random_model": "random_model",
     "moe": "moe",
     "grouped_matmul": "grouped_matmul",
     "cold_start": "cold_start",

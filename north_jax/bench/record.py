@@ -17,17 +17,19 @@ import jax
 from north_jax import __version__
 
 
-def provenance() -> dict[str, Any]:
+def provenance(device: str | None = None) -> dict[str, Any]:
     """Date (UTC), device, versions, commit and command line.
+
+    `device` names one that another process has: JAX is not asked then, and takes no memory of it here.
 
     The commit is what NORTH_JAX_COMMIT says, for code that runs from a copy, which may lie in another checkout;
     without it the checkout's own, else "unknown".
     """
-    device = jax.devices()[0]
+    devices = jax.device_count() if device is None else 1
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "device": device.device_kind,
-        "devices": jax.device_count(),
+        "device": jax.devices()[0].device_kind if device is None else device,
+        "devices": devices,
         "north_jax": __version__,
         "jax": jax.__version__,
         "jaxlib": importlib.metadata.version("jaxlib"),
@@ -72,19 +74,20 @@ class ResultsError(ValueError):
 class Results:
     """Rows of a measurement, each kept in its file as soon as it is there; a second run goes on where one ended."""
 
-    def __init__(self, path: Path | None, keys: Sequence[str]) -> None:
+    def __init__(self, path: Path | None, keys: Sequence[str], *, device: str | None = None) -> None:
         """Reads the rows that `path` holds already.
 
         Args:
           path: the JSON file, {"provenance", "rows"}; None to keep nothing.
           keys: fields that tell rows apart.
+          device: that was measured, where it is not this process's own.
 
         Raises:
           ResultsError: the file is of another commit, device or version of JAX.
         """
         self.rows: list[dict[str, Any]] = []
         self._path, self._keys = path, tuple(keys)
-        self._provenance = provenance()
+        self._provenance = provenance(device)
         if path is None or not path.exists():
             return
         held = json.loads(path.read_text())

@@ -1,6 +1,8 @@
 """Decoding in quanta of several steps, in pure JAX or by the megakernel, behind one interface: `Decoder`."""
 
 from .backends import Backend as Backend
+from .backends import Choice as Choice
+from .backends import choose_backend as choose_backend
 from .backends import make_decoder as make_decoder
 from .history_counts import HistoryCounts as HistoryCounts
 from .slot_sampler import Draw as Draw

@@ -1,7 +1,8 @@
-"""Which decoder a model gets."""
+"""Which decoder a model gets: chosen by sizes, types and device, before there are weights, and made once there are."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import jax
@@ -16,6 +17,52 @@ from .types import BackendError, Decoder
 type Backend = Literal["auto", "jax", "warp", "megakernel"]
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A backend, and why it is that one."""
+
+    backend: Backend  # any but "auto"
+    reason: str
+
+
+def choose_backend(
+    config: Config, dtype: jnp.dtype | str, *, backend: Backend, slots: int, platform: str | None = None
+) -> Choice:
+    """Names the backend that decodes, or says why the one asked for cannot.
+
+    "auto" is the megakernel on a GPU for which it is compiled, where its pipelined kernel takes the model and so many
+    slots, and "jax" everywhere else: also on a CPU, where the megakernel's lists are executed for the sake of tests.
+
+    Args:
+      config: the model's configuration.
+      dtype: of the weights.
+      backend: what was asked for.
+      slots: rows that decode together.
+      platform: of the device, as JAX calls it; by default that of the first one.
+
+    Raises:
+      BackendError: there is no such backend, it is not part of this installation, or it does not support this model or
+        these sizes.
+    """
+    where = platform or jax.devices()[0].platform
+    match backend:
+        case "auto":
+            reason = _against_megakernel(config, dtype, slots, where)
+            return Choice("jax", reason) if reason else Choice("megakernel", "its pipelined kernel runs on this GPU")
+        case "jax":
+            return Choice("jax", "asked for")
+        case "warp":
+            _check_warp(config, dtype, slots)
+            return Choice("warp", "asked for")
+        case "megakernel":
+            from ..megakernel import support  # it imports this package, and is needed here alone
+
+            support.check(config, dtype, slots=slots, platform=where)
+            return Choice("megakernel", "asked for")
+        case _:
+            raise _unknown(backend)
+
+
 def make_decoder(config: Config, params: Params, *, backend: Backend, slots: int, max_context: int) -> Decoder:
     """Makes a decoder.
 
@@ -24,7 +71,7 @@ def make_decoder(config: Config, params: Params, *, backend: Backend, slots: int
       params: DESIGN.md, "Parameters".
       backend: "jax" runs everywhere; "warp" is the same with the experts' kernels for few tokens where they are
         compiled, for up to 64 slots of a model in bfloat16; "megakernel" needs code compiled for the device of the
-        weights; "auto" is "jax".
+        weights; "auto" is what `choose_backend` says.
       slots: rows of the page tables, the most that decode together.
       max_context: most positions a row may hold.
 
@@ -32,11 +79,15 @@ def make_decoder(config: Config, params: Params, *, backend: Backend, slots: int
       BackendError: there is no such backend, it is not part of this installation, or it does not support this model or
         these sizes.
     """
+    dtype = params["embed"].dtype
+    if backend == "auto":
+        quantized = _quantized(params)
+        backend = "jax" if quantized else choose_backend(config, dtype, backend="auto", slots=slots).backend
     match backend:
-        case "auto" | "jax":
+        case "jax":
             return JaxDecoder(config, params, slots=slots)
         case "warp":
-            _check_warp(config, params, slots)
+            _check_warp(config, dtype, slots)
             return JaxDecoder(config, params, slots=slots, method="warp", backend="warp")
         case "megakernel":
             if _quantized(params):
@@ -45,10 +96,28 @@ def make_decoder(config: Config, params: Params, *, backend: Backend, slots: int
 
             return MegakernelDecoder(config, params, slots=slots, max_context=max_context)
         case _:
-            raise BackendError(f"backend {backend!r}: expected auto, jax, warp or megakernel")
+            raise _unknown(backend)
 
 
-def _check_warp(config: Config, params: Params, slots: int) -> None:
+def _against_megakernel(config: Config, dtype: jnp.dtype | str, slots: int, platform: str) -> str:
+    """Why a server that may choose does not take the megakernel; "" where it does."""
+    if platform != "gpu":
+        return f"the megakernel is for GPUs, this is a {platform}"
+    from ..megakernel import support
+
+    try:
+        support.check(config, dtype, slots=slots, platform=platform)
+        reason = support.not_pipelined(config, dtype, slots=slots)
+    except BackendError as error:
+        return str(error)
+    return reason and f"the pipelined kernel does not take {reason}"
+
+
+def _unknown(backend: str) -> BackendError:
+    return BackendError(f"backend {backend!r}: expected auto, jax, warp or megakernel")
+
+
+def _check_warp(config: Config, dtype: jnp.dtype | str, slots: int) -> None:
     """Raises BackendError where `moe.warp_decode` does not take this model's sizes."""
     if SPARSE not in config.mlp_layer_types:
         raise BackendError("the warp backend is for models with experts, and this one has none")
@@ -63,8 +132,8 @@ def _check_warp(config: Config, params: Params, slots: int) -> None:
             raise BackendError(
                 f"the warp backend needs {name} to be a multiple of {SIZE_STEP}, not {getattr(config, name)}"
             )
-    if params["embed"].dtype != jnp.bfloat16:
-        raise BackendError(f"the warp backend needs bfloat16 weights, not {params['embed'].dtype.name}")
+    if jnp.dtype(dtype) != jnp.bfloat16:
+        raise BackendError(f"the warp backend needs bfloat16 weights, not {jnp.dtype(dtype).name}")
 
 
 def _quantized(params: Params) -> bool:

@@ -35,6 +35,7 @@ class JaxDecoder:
         """
         self.backend = backend
         self.max_rows = slots
+        self.sizes: tuple[int, ...] = (slots,)
         self._method = method
         self._config = config
         self._params = params

@@ -94,6 +94,7 @@ class Decoder(Protocol):
 
     backend: str  # the name `make_decoder` knows it by
     max_rows: int  # slots it was made for
+    sizes: tuple[int, ...]  # ascending: a quantum that begins with n rows takes the time of the least of them >= n
 
     def compile(self, cache: KVCache, tables: PageTables) -> None:
         """Compiles for this cache and tables of these shapes; neither is changed. Must come before `decode`."""

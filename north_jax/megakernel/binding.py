@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -21,6 +21,8 @@ from .schedule import Schedule
 
 if TYPE_CHECKING:
     from ffi._native import DecodeEngine, Geometry
+
+_NOWHERE = 1 << 12  # an address for weights that are never read
 
 
 def make_engine(config: Config, params: Params) -> DecodeEngine:
@@ -41,15 +43,39 @@ def make_engine(config: Config, params: Params) -> DecodeEngine:
     if not ffi.available(platform):
         raise BackendError(f"the megakernel needs compiled code for {platform}; this installation: {ffi.build_info()}")
     jax.block_until_ready(list(arrays.values()))
+    matrices = {number: (array.unsafe_buffer_pointer(), *_sizes(array)) for number, array in arrays.items()}
+    return _engine(config, platform, params["embed"].dtype.name, matrices, arrays)
+
+
+def make_shape_engine(config: Config, shapes: Params) -> DecodeEngine:
+    """An engine without weights, which can judge schedules and not run them.
+
+    Args:
+      config: the model's configuration.
+      shapes: the parameters' tree with a `jax.ShapeDtypeStruct` at every leaf.
+
+    Raises:
+      BackendError: nothing is compiled, or nothing compiled decodes this model.
+    """
+    if not ffi.available("cpu"):
+        raise BackendError(f"nothing is compiled that could judge a schedule; this installation: {ffi.build_info()}")
+    matrices = {number: (_NOWHERE, *_sizes(array)) for number, (_, array) in _weights(config, shapes)}
+    return _engine(config, "cpu", shapes["embed"].dtype.name, matrices, {})
+
+
+def _engine(
+    config: Config, platform: str, dtype: str, matrices: Mapping[int, tuple[int, int, int]], owner: object
+) -> DecodeEngine:
+    """Of matrices (address, rows, columns) by their number in the weight table."""
     numbers = range((config.num_hidden_layers + 1) * len(Weight))
     try:
         engine: DecodeEngine = importlib.import_module("ffi._native").DecodeEngine(
             platform=platform,
-            dtype=params["embed"].dtype.name,
+            dtype=dtype,
             geometry=_geometry(config),
-            weights=[_matrix(arrays[number]) if number in arrays else (0, 0, 0) for number in numbers],
+            weights=[matrices.get(number, (0, 0, 0)) for number in numbers],
             frequencies=_frequencies(config).tolist(),
-            owner=arrays,
+            owner=owner,
         )
     except ValueError as error:
         raise BackendError(str(error)) from error
@@ -109,8 +135,9 @@ def _check(weights: Sequence[tuple[str, jax.Array]]) -> jax.Device:
     return next(iter(first.devices()))
 
 
-def _matrix(array: jax.Array) -> tuple[int, int, int]:
-    return array.unsafe_buffer_pointer(), math.prod(array.shape[:-1]), array.shape[-1]
+def _sizes(array: jax.Array | jax.ShapeDtypeStruct) -> tuple[int, int]:
+    """Rows and columns."""
+    return math.prod(array.shape[:-1]), array.shape[-1]
 
 
 def _geometry(config: Config) -> Geometry:

@@ -25,15 +25,14 @@ from ..layers import Array, Params
 from .abi import MAX_BIASES, MAX_ROWS, ROW_FIELDS, Buffer
 from .batch import Entry, Steps, biases_of, masks_of, pack_rows, tables_of
 from .binding import add_schedule, make_engine
-from .build import BATCHES, build, most_sms
+from .build import BATCHES, build
 from .call import decode_call, read_workspace
 from .layout import LOCAL
 from .orders import Order
 from .schedule import Schedule
 from .selection import choices, select
+from .support import lists_for
 
-_CPU_SMS = 8  # lists of a schedule
-_GPU_SMS = 128
 _WAIT_SECONDS = 0.05  # for tokens, before another look at the call
 
 
@@ -106,6 +105,7 @@ class MegakernelDecoder:
         if not 0 <= counter_origin < 2**32:
             raise ValueError(f"counter_origin is {counter_origin}, expected a uint32")
         self.max_rows = slots
+        self.sizes = tuple(batch for batch in BATCHES if batch <= _size_for(slots))
         self._vocabulary = config.vocab_size
         self._max_context = max_context
         self._engine = make_engine(config, params)
@@ -113,7 +113,7 @@ class MegakernelDecoder:
         self._threads = threads or os.cpu_count() or 1
         self._timeout_s = timeout_s
         self._counter_origin = counter_origin
-        sms = sms or min(_CPU_SMS if self._device.platform == "cpu" else _GPU_SMS, most_sms(config))
+        sms = sms or lists_for(config, self._device.platform)
         self._build = partial(build, config, sms=sms, dtype=params["embed"].dtype)
         self._order = order
         try:
@@ -140,12 +140,7 @@ class MegakernelDecoder:
         return {shape: reason for shape, reason in reasons.items() if reason}
 
     def compile(self, cache: KVCache, tables: PageTables) -> None:
-        largest = next(batch for batch in BATCHES if batch >= self.max_rows)
-        schedules = [
-            [self._build(batch=batch, order=order) for order in self._orders(batch)]
-            for batch in BATCHES
-            if batch <= largest
-        ]
+        schedules = [[self._build(batch=batch, order=order) for order in self._orders(batch)] for batch in self.sizes]
         self._workspace_bytes = max(schedule.workspace.bytes for of_batch in schedules for schedule in of_batch)
         for of_batch in schedules:
             batch = of_batch[0].batch

@@ -23,6 +23,11 @@ def _byte_alphabet() -> dict[str, int]:
 _BYTE_OF = _byte_alphabet()
 
 
+def byte_alphabet() -> dict[int, str]:
+    """Byte → the character that spells it in byte-level BPE."""
+    return {byte: character for character, byte in _BYTE_OF.items()}
+
+
 @dataclass(frozen=True)
 class PieceDecoder:
     """How a tokenizer's decoder reads its pieces: byte-level BPE, or SentencePiece's visible spaces and byte pieces."""

@@ -102,7 +102,16 @@ async def create_chat_completion(service: Service, request: Request) -> AnyRespo
     )
     ids = tuple(prompt.tokens)
     requests = [
-        service.engine_request(answer.id, index, ids, limit, params, ignore_eos=body.ignore_eos, grammar=gate)
+        service.engine_request(
+            answer.id,
+            index,
+            ids,
+            limit,
+            params,
+            ignore_eos=body.ignore_eos,
+            grammar=gate,
+            cache_salt=body.cache_salt,
+        )
         for index, (params, gate) in enumerate(zip(sampling, gates, strict=True))
     ]
     generation = submit(service.bridge, requests, "n")

@@ -177,6 +177,7 @@ def _generate(answer: _Answer, encoded: list[tuple[int, ...]]) -> Generation:
             sampling[choice],
             ignore_eos=body.ignore_eos or body.token_limit == 0,
             prompt_logprobs=body.reports_prompt,
+            cache_salt=body.cache_salt,
         )
         for row, ids in enumerate(encoded)
         for choice in range(n)

@@ -76,9 +76,18 @@ class Service:
         ignore_eos: bool | None = None,
         grammar: Grammar | None = None,
         prompt_logprobs: bool = False,
+        cache_salt: str | None = None,
     ) -> EngineRequest:
-        stops = frozenset() if ignore_eos else self.stop_token_ids
-        return EngineRequest(f"{answer_id}:{index}", prompt, max_tokens, sampling, stops, grammar, prompt_logprobs)
+        return EngineRequest(
+            f"{answer_id}:{index}",
+            prompt,
+            max_tokens,
+            sampling,
+            stop_token_ids=frozenset() if ignore_eos else self.stop_token_ids,
+            grammar=grammar,
+            prompt_logprobs=prompt_logprobs,
+            cache_salt=cache_salt or "",
+        )
 
 
 def new_id(prefix: str) -> str:

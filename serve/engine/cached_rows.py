@@ -22,7 +22,7 @@ from .memory import CachePlan
 
 
 class _Block:
-    """A node of the tree. The root stands for the empty prefix and has no page."""
+    """A node of the tree. A root stands for the empty prefix of a salt, its `tokens`, and has no page."""
 
     __slots__ = ("following", "full", "parent", "sliding", "tokens")
 
@@ -59,6 +59,7 @@ class CachedRows:
 
     def _forget_all(self, slots: int) -> None:
         self._root = _Block(None, b"", NO_PAGE)
+        self._roots = {b"": self._root}  # by salt
         self._at = [(self._root, 0)] * slots  # the last block on each row's path, and how many there are
         self._of_full: dict[int, _Block] = {}  # page → block
         self._of_sliding: dict[int, _Block] = {}
@@ -78,6 +79,14 @@ class CachedRows:
         """Pages of the full and of the sliding group that are remembered and that no row uses."""
         return self._full.allocator.idle, self._sliding.allocator.idle
 
+    def begin(self, slot: int, salt: str) -> None:
+        """An empty row begins: it shares blocks with rows of the same salt alone."""
+        key = salt.encode(errors="replace")
+        root = self._roots.get(key)
+        if root is None:
+            root = self._roots[key] = _Block(None, key, NO_PAGE)
+        self._at[slot] = (root, 0)
+
     def missing(self, slot: int, start: int, end: int) -> tuple[int, int]:
         """Pages of both groups that a row needs further to append positions [start, end)."""
         self._rows.trim(slot, start)
@@ -92,6 +101,9 @@ class CachedRows:
     def release(self, slot: int) -> None:
         """Ends a row. Its finished blocks stay as long as nobody needs the room."""
         self._rows.release(slot)
+        block, count = self._at[slot]
+        if count == 0:
+            self._forget_empty(block)
         self._at[slot] = (self._root, 0)
 
     def forget(self) -> None:
@@ -189,9 +201,15 @@ class CachedRows:
     def _drop(self, block: _Block) -> None:
         assert not block.following and block.parent is not None, "a block was idle for longer than one after it"
         del block.parent.following[block.tokens]
+        self._forget_empty(block.parent)
         del self._of_full[block.full]
         self._full.allocator.drop(block.full)
         self._drop_sliding(block)
+
+    def _forget_empty(self, block: _Block) -> None:
+        """Forgets a salt of which no block is left. (A row that still begins at its root only finds nothing later.)"""
+        if block.parent is None and block is not self._root and not block.following:
+            self._roots.pop(block.tokens, None)
 
     def _drop_sliding(self, block: _Block) -> None:
         if block.sliding != NO_PAGE:

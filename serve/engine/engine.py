@@ -11,15 +11,17 @@ import contextlib
 import logging
 import threading
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
 from north_jax.config import Config
-from north_jax.decoding import Decoder, TokenRecord
+from north_jax.decoding import Decoder, Finish, TokenRecord
 from north_jax.layers import Params
 
 from .memory import CachePlan
+from .pace import Pace, Stopwatch
 from .runner import Runner
 from .scheduler import Delivery, Scheduler
 from .types import EngineRequest, EngineStats, EngineUnavailable, FinishReason, QueueFull, TokenEvent
@@ -45,6 +47,7 @@ class JaxEngine:
         *,
         max_queue: int,
         prefix_cache: bool = True,
+        pace: Pace | None = None,
     ) -> None:
         """Allocates the KV cache; `start` compiles and begins to serve.
 
@@ -55,16 +58,19 @@ class JaxEngine:
           decoder: of the same model, for plan.slots slots; the engine alone uses it.
           max_queue: requests that may wait for a slot.
           prefix_cache: whether requests use what earlier ones with the same beginning left in the KV cache.
+          pace: sizes chunks and quanta while there are both.
         """
         self.max_context = plan.max_context
         self.max_requests = plan.slots + max_queue
-        self._scheduler = Scheduler(config, plan, max_queue=max_queue, prefix_cache=prefix_cache)
+        self._pace = pace or Pace()
+        self._scheduler = Scheduler(config, plan, max_queue=max_queue, prefix_cache=prefix_cache, pace=self._pace)
         self._decoder = decoder
         self._runner = Runner(config, params, plan, decoder)
         self._changed = threading.Condition()  # guards the scheduler and all below
         self._deliver: dict[str, Deliver] = {}
         self._cancelled: set[str] = set()  # requests that are to end
         self._decoding: dict[str, int] = {}  # requests that the running quantum began with → slot
+        self._stopwatch = Stopwatch(self._pace)
         self._ends: deque[float] = deque(maxlen=16)  # when the last requests ended
         self._draining = False
         self._stopped = False
@@ -120,9 +126,14 @@ class JaxEngine:
                 self._changed.notify()
 
     def stats(self) -> EngineStats:
-        """A snapshot of queue, slots and pages."""
+        """A snapshot of queue, slots, pages, compiled programs and the device's memory."""
+        compiled, shapes = self._runner.prefill_shapes
+        memory = self._runner.device_memory()
         with self._changed:
-            return replace(self._scheduler.stats(), failure=self._failure)
+            stats = self._scheduler.stats()
+            return replace(
+                stats, failure=self._failure, prefill_compiled=compiled, prefill_shapes=shapes, device_bytes=memory
+            )
 
     def shutdown(self, deadline_s: float) -> None:
         """Refuses new requests, waits up to `deadline_s` seconds for the others, cancels the rest, ends the thread.
@@ -181,12 +192,15 @@ class JaxEngine:
     def _run(self, work: Work) -> None:
         tables = self._scheduler.tables()  # this thread alone changes them
         if isinstance(work, PrefillWork):
+            tokens = sum(len(row.tokens) for row in work.rows)
+            self._stopwatch.prefills(tokens, others=self._scheduler.decodes)
             drawn = self._runner.prefill(work, tables)
             with self._changed:
                 self._send(self._scheduler.complete(work, drawn))
             return
         with self._changed:
             self._decoding = {self._scheduler.request_of(row.slot).request_id: row.slot for row in work.rows}
+            self._stopwatch.decodes()
         try:
             self._runner.decode(work, tables, self._take)
         finally:
@@ -195,16 +209,25 @@ class JaxEngine:
 
     def _take(self, records: list[TokenRecord]) -> None:
         """Receives one step of the running quantum."""
+        self._stopwatch.step()
         with self._changed:
             self._send(self._scheduler.take(records))
             self._apply_cancellations()
             self._steer()
+            if self._fit_a_smaller_size(records):
+                self._decoder.stop()
 
     def _apply_cancellations(self) -> None:
         """Ends what is cancelled, but not a row of the running quantum: the decoder ends that itself."""
         for request_id in self._cancelled - self._decoding.keys():
             self._cancelled.discard(request_id)
             self._send(self._scheduler.cancel(request_id))
+
+    def _fit_a_smaller_size(self, records: list[TokenRecord]) -> bool:
+        """Whether the rows that go on would decode faster by themselves than with those of the quantum that ended."""
+        live = sum(record.finish is Finish.NONE for record in records)
+        sizes = self._decoder.sizes
+        return 0 < live < len(records) and bisect_left(sizes, live) < bisect_left(sizes, len(records))
 
     def _steer(self) -> None:
         """Tells the running quantum, if there is one, what has changed. In any thread."""

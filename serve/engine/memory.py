@@ -15,9 +15,8 @@ _BUSY_CHUNKS = {"cpu": 256, "gpu": 2048}  # of one that others wait for between 
 _PREFILL_ROWS = {"cpu": 4, "gpu": 8}
 _CHUNK_STEP = 64  # chunks are a multiple of it
 _SHARE_OF_RINGS = 0.25  # of the budget: sliding rows have room for a chunk, so a long one takes pages from every slot
-_SHARE_OF_FREE_DEVICE_MEMORY = 0.8  # the rest is workspace
 _SHARE_OF_SPARE_SLIDING_PAGES = 0.125  # of the budget; the prefix cache keeps windows of past requests in them
-_HOST_BUDGET = 4 << 30  # bytes of KV cache where the device does not report its memory
+HOST_BUDGET = 4 << 30  # bytes of KV cache where the device does not report its memory
 
 
 class MemoryPlanError(ValueError):
@@ -36,6 +35,11 @@ class CachePlan:
     full_pages: int
     sliding_pages: int
     bytes: int
+
+    @property
+    def full_tokens(self) -> int:
+        """Positions that all slots together can hold."""
+        return self.full_pages * PAGE_SIZE
 
 
 def plan_cache(
@@ -59,7 +63,7 @@ def plan_cache(
       dtype: of keys and values.
       slots: requests that run at once.
       max_context: positions a request may take; None for the most that model and budget allow.
-      budget: bytes; by default a share of the device's free memory.
+      budget: bytes; by default what suits a host, whose memory belongs to others too.
       chunk: prompt tokens of a prefill, rounded up to a multiple of 64; by default what suits the device, less where
         the room for it in every slot would take more than a quarter of the budget.
       busy_chunk: the same while others decode, at most `chunk`.
@@ -72,23 +76,23 @@ def plan_cache(
         raise MemoryPlanError(
             f"max_context {max_context} exceeds the model's {limit} positions (max_position_embeddings)"
         )
-    budget = _free_memory() if budget is None else budget
+    budget = HOST_BUDGET if budget is None else budget
     itemsize = jnp.dtype(dtype).itemsize
     wanted = max_context or limit
-    platform = "gpu" if jax.devices()[0].platform == "gpu" else "cpu"
-    chunk = _whole_steps(min(chunk or _fitting_chunk(config, _CHUNKS[platform], slots, budget, itemsize), wanted))
+    platform = _platform()
+    chunk = _whole_steps(min(chunk or fitting_chunk(config, default_chunk(), slots, budget, itemsize), wanted))
     busy_chunk = min(_whole_steps(busy_chunk or _BUSY_CHUNKS[platform]), chunk)
     sliding = slots * ring_entries(config, wanted, chunk)
     fixed = cache_bytes(config, full_pages=0, sliding_pages=sliding, itemsize=itemsize)
     a_full_page = cache_bytes(config, full_pages=1, sliding_pages=0, itemsize=itemsize)
     affordable = max(budget - fixed, 0) // a_full_page if FULL in config.layer_types else slots * pages_for(wanted)
-    if max_context is None and affordable:
-        wanted = min(wanted, affordable * PAGE_SIZE)
+    if max_context is None:
+        wanted = min(wanted, max(affordable, 1) * PAGE_SIZE)
     if affordable < pages_for(wanted):
         need = fixed + a_full_page * pages_for(wanted)
         raise MemoryPlanError(
-            f"one request of {wanted} positions with {slots} slots needs {need / 2**30:.2f} GiB of KV cache, "
-            f"{budget / 2**30:.2f} GiB are free: lower max_context or slots"
+            f"one request of {wanted} positions with {slots} slots needs {need / 1e9:.2f} GB of KV cache, "
+            f"{max(budget, 0) / 1e9:.2f} GB are free: lower max_context or slots"
         )
     if SLIDING in config.layer_types:
         a_sliding_page = cache_bytes(config, full_pages=0, sliding_pages=1, itemsize=itemsize)
@@ -109,7 +113,12 @@ def plan_cache(
     )
 
 
-def _fitting_chunk(config: Config, most: int, slots: int, budget: int, itemsize: int) -> int:
+def default_chunk() -> int:
+    """Prompt tokens of a prefill, at most, where neither command line nor memory say otherwise."""
+    return _CHUNKS[_platform()]
+
+
+def fitting_chunk(config: Config, most: int, slots: int, budget: int, itemsize: int) -> int:
     """The longest chunk, by halves of `most`, whose room in the slots' rings keeps within its share of the budget."""
     while most > _CHUNK_STEP:
         pages = slots * pages_for(most)
@@ -123,8 +132,5 @@ def _whole_steps(tokens: int) -> int:
     return -(-tokens // _CHUNK_STEP) * _CHUNK_STEP
 
 
-def _free_memory() -> int:
-    stats = jax.devices()[0].memory_stats() or {}
-    if "bytes_limit" not in stats:
-        return _HOST_BUDGET
-    return int((stats["bytes_limit"] - stats["bytes_in_use"]) * _SHARE_OF_FREE_DEVICE_MEMORY)
+def _platform() -> str:
+    return "gpu" if jax.devices()[0].platform == "gpu" else "cpu"

@@ -74,6 +74,13 @@ class Runner:
         """Prefill shapes that are compiled, and all that `warm_up` compiles."""
         return len(self._prefill.compiled), len(self._prefill.shapes)
 
+    def device_memory(self) -> tuple[int, int, int] | None:
+        """Bytes that this process may use on its device, uses, and used at most; None where the device keeps none."""
+        stats = jax.devices()[0].memory_stats() or {}
+        if "bytes_limit" not in stats:
+            return None
+        return stats["bytes_limit"], stats["bytes_in_use"], stats.get("peak_bytes_in_use", stats["bytes_in_use"])
+
     def warm_up(self, stopped: Callable[[], bool]) -> None:
         """Compiles the other sizes of prefill, and the draws with penalties, a bias, log-probabilities or a grammar.
 

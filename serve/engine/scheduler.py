@@ -24,10 +24,14 @@ from north_jax.packed import packed_length
 from .cached_rows import CachedRows
 from .entry import Entry, Pages, event_of
 from .memory import CachePlan
+from .pace import Pace
 from .types import EngineRequest, EngineStats, FinishReason, QueueFull, RequestTooLong, TokenEvent
 from .work import DecodeWork, Prefilled, PrefillRow, PrefillWork, Work
 
-QUANTUM = 32  # decode steps: what a quantum's start costs does not show beyond, and what cannot wait ends it early
+# Decode steps. What cannot wait ends a quantum early, at its next step, so a long one delays nobody: its start, a
+# fraction of a step's time, is then one in more steps. Pages for all its steps are taken as it begins: where requests
+# wait, perhaps for pages, it is shorter.
+QUANTUM, SHORT_QUANTUM = 128, 32
 
 type Delivery = tuple[EngineRequest, TokenEvent]
 
@@ -45,7 +49,15 @@ class _Counts:
 class Scheduler:
     """Slots, pages and queue of one engine. Not thread-safe: the engine's thread owns it."""
 
-    def __init__(self, config: Config, plan: CachePlan, *, max_queue: int, prefix_cache: bool = True) -> None:
+    def __init__(
+        self,
+        config: Config,
+        plan: CachePlan,
+        *,
+        max_queue: int,
+        prefix_cache: bool = True,
+        pace: Pace | None = None,
+    ) -> None:
         """Sizes the scheduler.
 
         Args:
@@ -53,10 +65,12 @@ class Scheduler:
           plan: slots, context, pages and the sizes of a prefill.
           max_queue: requests that may wait for a slot.
           prefix_cache: whether requests use what earlier ones with the same beginning left in the KV cache.
+          pace: sizes chunks and quanta while there are both; by default one step follows each chunk, and no wait is
+            bounded.
         """
         self._plan = plan
+        self._pace = pace or Pace()
         self._ring = ring_entries(config, plan.max_context, plan.chunk)
-        self._quantum = min(QUANTUM, plan.chunk)  # a sliding row has room for a chunk of new positions
         self._max_requests = plan.slots + max_queue
         self._waiting: deque[Entry] = deque()
         self._slots: list[Entry | None] = [None] * plan.slots
@@ -115,7 +129,7 @@ class Scheduler:
     def next_work(self) -> Work | None:
         """Admits what fits, makes room in the pages, and names the next device call; None when there is nothing to do.
 
-        Where some slots prefill and others decode, a prefill and one decode step alternate.
+        Where some slots prefill and others decode, a prefill and as many decode steps as keep the pace alternate.
         """
         self._admit()
         running = self._running
@@ -132,6 +146,11 @@ class Scheduler:
     def can_admit(self) -> bool:
         """Whether the first request that waits could be admitted: a reason to end a decode quantum early."""
         return bool(self._waiting) and None in self._slots and self._has_room(self._waiting[0])
+
+    @property
+    def decodes(self) -> bool:
+        """Whether a running request is past its prompt."""
+        return any(entry is not None and not entry.prefilling for entry in self._slots)
 
     def complete(self, work: PrefillWork, results: Prefilled) -> list[Delivery]:
         """Takes the results of a prefill.
@@ -213,6 +232,7 @@ class Scheduler:
             entry = self._waiting.popleft()
             entry.slot, entry.prefilling = self._slots.index(None), True
             self._slots[entry.slot] = entry
+            self._rows.begin(entry.slot, entry.request.cache_salt)
 
     def _has_room(self, entry: Entry) -> bool:
         """Whether there are pages for an entry's tokens, besides what the running ones are about to take.
@@ -252,8 +272,7 @@ class Scheduler:
         While others decode, they wait for it, and it is shorter. Of several entries that are about to compute the same
         block only the first does so: the others find it done then.
         """
-        decoding = any(not entry.prefilling for entry in self._running)
-        room = self._plan.busy_chunk if decoding else self._plan.chunk
+        room = self._pace.room(self._plan.busy_chunk) if self.decodes else self._plan.chunk
         rows: list[PrefillRow] = []
         begun: set[object] = set()
         for entry in entries:
@@ -304,11 +323,13 @@ class Scheduler:
     # Decode.
 
     def _decode(self) -> DecodeWork | None:
-        """As many steps as there are pages for; a single one where a prompt waits for its next chunk."""
+        """As many steps as there are pages for; those that keep the pace where a prompt waits for its next chunk."""
         while entries := [entry for entry in self._running if not entry.prefilling]:
-            steps = min(self._quantum, max(entry.remaining for entry in entries))
+            most = SHORT_QUANTUM if self._waiting else QUANTUM
             if any(entry.prefilling for entry in self._running):
-                steps = 1
+                most = self._pace.steps
+            # A sliding row has room for a chunk of new positions.
+            steps = min(most, self._plan.chunk, max(entry.remaining for entry in entries))
             while steps and not self._grow_all(entries, steps):
                 steps //= 2
             if steps:

@@ -27,6 +27,7 @@ class EngineRequest:
     stop_token_ids: frozenset[int]
     grammar: Grammar | None = None  # of this request alone; it has accepted nothing yet
     prompt_logprobs: bool = False  # whether the prompt's tokens are reported too, as `sampling.logprobs` says
+    cache_salt: str = ""  # it shares cached prefixes with requests of the same one alone
 
 
 class FinishReason(StrEnum):
@@ -64,6 +65,9 @@ class EngineStats:
     generated_tokens: int = 0
     preemptions: int = 0  # a running request went back to the queue for want of pages
     failure: str | None = None  # why the engine stopped for good
+    prefill_compiled: int = 0  # sizes of prefill that are compiled
+    prefill_shapes: int = 0  # that will be
+    device_bytes: tuple[int, int, int] | None = None  # limit, in use, most that was; None where nobody says
 
 
 class QueueFull(Exception):

@@ -47,6 +47,7 @@ class CommonFields(msgspec.Struct, kw_only=True):
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
     ignore_eos: bool | None = None
+    cache_salt: str | None = None  # requests share cached prefixes with those of the same salt alone
     stop: str | list[str] | None = None
     n: int | None = None
     stream: bool | None = None
@@ -76,6 +77,8 @@ def check_common(body: CommonFields) -> None:
     """Checks ranges and combinations. Raises ApiError 400."""
     for name, (low, high) in _RANGES.items():
         check_range(name, getattr(body, name), low, high)
+    if body.cache_salt == "":
+        raise invalid_value("cache_salt", "expected at least one character")
     if body.stream_options is not None and not body.stream:
         raise invalid_value("stream_options", "only allowed when 'stream' is true")
 

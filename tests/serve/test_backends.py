@@ -29,8 +29,9 @@ def served(backend: str) -> Iterator[openai.OpenAI]:
     with subprocess.Popen([sys.executable, "-m", "serve", *arguments], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
-            assert f"decoding by {backend}" in server.stdout.readline()
-            assert server.stdout.readline().startswith("ready after ")
+            assert f"backend {backend} on " in server.stdout.readline()
+            while not (line := server.stdout.readline()).startswith("ready after "):
+                assert line
             address = server.stdout.readline().removeprefix("listening on ").strip()
             with openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0, timeout=120) as client:
                 yield client

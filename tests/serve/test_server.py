@@ -95,12 +95,12 @@ def test_serves_a_checkpoint_until_sigterm(checkpoint: Path, capfd: pytest.Captu
 
     def printed_curl() -> str:
         out, _ = capfd.readouterr()
-        summary, ready, address, curl = out.splitlines()
-        assert re.fullmatch(
-            r"model tiny, float32 on cpu, decoding by jax, context 1024 tokens, 1 slot,"
-            r" memory \d+ MiB weights \+ \d+ MiB KV cache",
-            summary,
-        )
+        backend, memory, weights, pages, together, summary, ready, address, curl = out.splitlines()
+        assert backend == "backend jax on cpu: the megakernel is for GPUs, this is a cpu"
+        assert memory == "memory:"
+        for line, name in ((weights, "weights"), (pages, "KV pages"), (together, "together")):
+            assert re.match(rf"  {name} +[\d.]+ GB", line)
+        assert summary == "model tiny, float32 on cpu, decoding by jax, context 1024 tokens, 1 slot"
         assert re.fullmatch(
             r"ready after [\d.]+ s: importing [\d.]+ s, loading [\d.]+ s, allocating [\d.]+ s, compiling [\d.]+ s;"
             r" 2 of 4 prefill sizes follow in the background",

@@ -20,7 +20,15 @@ CHUNK = 50  # unless told otherwise
 
 
 def scheduler(
-    slots=3, full_pages=9, sliding_pages=6, max_queue=100, max_context=400, chunk=CHUNK, prefix_cache=True, rows=2
+    slots=3,
+    full_pages=9,
+    sliding_pages=6,
+    max_queue=100,
+    max_context=400,
+    chunk=CHUNK,
+    prefix_cache=True,
+    rows=2,
+    pace=None,
 ):
     plan = CachePlan(
         slots=slots,
@@ -32,7 +40,7 @@ def scheduler(
         sliding_pages=sliding_pages,
         bytes=0,
     )
-    return Scheduler(CONFIG, plan, max_queue=max_queue, prefix_cache=prefix_cache)
+    return Scheduler(CONFIG, plan, max_queue=max_queue, prefix_cache=prefix_cache, pace=pace)
 
 
 def request(name, prompt, max_tokens, family=0, reports=False):

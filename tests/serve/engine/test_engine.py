@@ -320,7 +320,7 @@ def test_plan_cache_refuses_with_numbers():
     dtype = jnp.dtype(jnp.float32)
     with pytest.raises(MemoryPlanError, match="exceeds the model's 1024"):
         plan_cache(CONFIG, dtype, slots=1, max_context=2000)
-    with pytest.raises(MemoryPlanError, match="GiB of KV cache"):
+    with pytest.raises(MemoryPlanError, match="GB of KV cache"):
         plan_cache(CONFIG, dtype, slots=4, max_context=1024, budget=1 << 16)
     plan = plan_cache(CONFIG, dtype, slots=4, max_context=None, budget=1 << 23)
     assert plan.max_context == 1024 and plan.bytes <= 1 << 23

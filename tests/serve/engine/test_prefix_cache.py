@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 import pytest
 
@@ -34,6 +35,19 @@ def test_a_request_finds_what_an_earlier_one_with_its_beginning_left():
     assert [found(model, name) for name in ("b", "c", "other")] == [256, 192, 0]
     assert model.computed == 300 + 44 + 8 + 200
     assert plan.stats().cached_tokens == 256 + 192
+    assert pages_are_all_free(plan)
+
+
+def test_a_salt_keeps_prefixes_apart():
+    plan = plenty()
+    model = Model(plan)
+    salted = [replace(request(name, 300, 3), cache_salt=salt) for name, salt in (("b", "x"), ("c", "x"), ("d", "y"))]
+    for one in (request("a", 300, 3), *salted, replace(request("short", 20, 1), cache_salt="z")):
+        run(plan, model, one)
+    assert [found(model, name) for name in "abcd"] == [0, 0, 256, 0]
+    assert set(plan._rows._roots) == {b"", b"x", b"y"}
+    run(plan, model, *(request(f"other{i}", 390, 3, family=1 + i) for i in range(12)))  # evict all of those
+    assert set(plan._rows._roots) == {b""}
     assert pages_are_all_free(plan)
 
 

@@ -21,6 +21,7 @@ class Watched:
     def __init__(self):
         self._inner = jax_decoder()
         self.backend, self.max_rows, self.compile = "watched", self._inner.max_rows, self._inner.compile
+        self.sizes = self._inner.sizes
         self.quanta = []  # steps asked for, and those taken, of each
         self.told = []  # by which threads it was told to stop or to cancel
         self.deaf = False  # to that
@@ -140,7 +141,7 @@ def test_an_arrival_is_prefilled_after_the_current_step(log, watched):
     first = log.submit("a", prompt(), 60, seed=4)
     log.wait(2)
     assert log.before("b", "a") == 5
-    assert watched.quanta[0] == [QUANTUM, 4]
+    assert watched.quanta[0] == [59, 4]
     assert log.of("a")[0] == alone(first)
     assert log.of("b")[0] == alone(later[0])
 
@@ -155,7 +156,7 @@ def test_an_arrival_from_another_thread_is_not_lost(log, watched):
     watched.may_begin.set()
     log.wait(2)
     assert log.before("b", "a") == 2  # the token of the prefill and one step
-    assert watched.quanta[0] == [QUANTUM, 1]
+    assert watched.quanta[0] == [99, 1]
 
 
 def test_steps_are_single_while_a_long_prompt_is_prefilled(log, watched):
@@ -175,7 +176,7 @@ def test_an_arrival_that_must_wait_stops_nothing_until_a_slot_is_free(log, watch
     first = owners.index("c")
     assert owners[first - 4 : first] == ["a", "b", "x", "y"]
     assert owners[:first].count("b") == 20
-    assert watched.quanta[:2] == [[1, 1], [QUANTUM, 19]]
+    assert watched.quanta[:2] == [[1, 1], [99, 19]]
 
 
 def test_a_cancelled_row_ends_at_the_next_step_and_its_neighbour_goes_on(log, watched):
@@ -207,7 +208,7 @@ def test_a_waiting_request_is_cancelled_while_a_quantum_runs(log, watched):
     log.wait(5)
     assert log.of("c") == ([], FinishReason.CANCELLED)
     assert log.before("c", "a") == 5
-    assert watched.quanta[1][1] == QUANTUM
+    assert watched.quanta[1] == [99, 99]
 
 
 def test_a_cancellation_that_came_too_late_does_not_reach_the_next_of_the_name(log, watched):
@@ -225,7 +226,7 @@ def test_a_cancellation_that_came_too_late_does_not_reach_the_next_of_the_name(l
 def test_a_deaf_decoder_s_row_is_cancelled_after_the_quantum(log, watched):
     watched.deaf = True
     log.at["a", 3] = lambda: log.engine.cancel("a")
-    log.submit("a", prompt(), 100)
+    log.submit("a", prompt(), 200)
     log.wait(1)
     tokens, reason = log.of("a")
     assert (len(tokens), reason) == (1 + QUANTUM, FinishReason.CANCELLED)
@@ -253,6 +254,16 @@ def test_a_stop_token_ends_its_row_alone(log):
     tokens = log.of("a")[0]
     assert log.of("stopped") == (tokens[: tokens.index(stop)], FinishReason.STOP)
     assert log.of("b")[0] == alone(other)
+
+
+def test_rows_that_fit_a_smaller_size_decode_in_it(log, watched):
+    """A row's end ends the quantum where the others are faster by themselves, and only there."""
+    watched.sizes = (1, 2, 4)
+    log.fill_behind("a", b=20, x=40, y=80)
+    log.submit("a", prompt(), 100)
+    log.wait(4)
+    # All four (b ends among them, the three others need the same size), then two, then one.
+    assert [taken for _, taken in watched.quanta] == [1, 39, 40, 19]
 
 
 def test_the_end_of_the_engine_ends_the_quantum(log, watched):

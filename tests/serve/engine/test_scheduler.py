@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from serve.engine.scheduler import QUANTUM
+from serve.engine.pace import Pace
+from serve.engine.scheduler import QUANTUM, SHORT_QUANTUM
 from serve.engine.types import FinishReason, QueueFull, RequestTooLong
 from serve.engine.work import DecodeWork, PrefillWork
 from tests.serve.engine.imaginary import Model, request, scheduler
@@ -32,10 +33,11 @@ def test_prefill_and_decode_alternate():
 
 
 @pytest.mark.parametrize(
-    ("max_tokens", "chunk", "expected"), [((200, 3), 50, QUANTUM), ((200, 3), 26, 26), ((8, 3), 50, 7), ((2, 2), 50, 1)]
+    ("max_tokens", "chunk", "expected"),
+    [((300, 3), 200, QUANTUM), ((200, 3), 26, 26), ((8, 3), 50, 7), ((2, 2), 50, 1)],
 )
 def test_a_quantum_lasts_as_long_as_its_longest_row_and_fits_a_chunk(max_tokens, chunk, expected):
-    plan = scheduler(slots=2, full_pages=20, chunk=chunk)
+    plan = scheduler(slots=2, full_pages=20, sliding_pages=12, chunk=chunk)
     model = Model(plan)
     for name, count in zip("ab", max_tokens, strict=True):
         plan.add(request(name, 10, count))
@@ -43,6 +45,39 @@ def test_a_quantum_lasts_as_long_as_its_longest_row_and_fits_a_chunk(max_tokens,
     work = plan.next_work()
     assert work.steps == expected
     assert len(work.rows) == 2
+
+
+def test_a_quantum_is_short_while_requests_wait():
+    plan = scheduler(slots=1, full_pages=20, sliding_pages=12, chunk=200)
+    model = Model(plan)
+    plan.add(request("a", 10, 300))
+    model.step()
+    plan.add(request("b", 10, 5))
+    assert plan.next_work().steps == SHORT_QUANTUM
+
+
+def test_chunks_and_quanta_keep_the_pace():
+    """Chunks of two tokens a millisecond, steps of 10 ms, none of which may take longer than 50 with the chunk."""
+    pace = Pace(share=0.5, latency_s=0.05)
+    plan = scheduler(slots=2, full_pages=40, sliding_pages=20, chunk=512, max_context=2000, pace=pace)
+    model = Model(plan)
+    plan.add(request("a", 10, 200))
+    model.step()
+    pace.stepped(0.01)
+    plan.add(request("b", 1500, 5))
+    chunks, steps = [], []
+    while "b" not in model.received:
+        work = plan.next_work()
+        if isinstance(work, PrefillWork):
+            chunks.append(len(work.rows[0].tokens))
+            model.prefill(work)
+        else:
+            steps.append(work.steps)
+            model.decode(work, work.steps)
+            if chunks:
+                pace.waited(chunks[-1], chunks[-1] / 2000 + 0.01)
+    assert chunks[:3] == [512, 256, 128] and {*chunks[3:-1]} == {64}  # 42 ms; no shorter ones are compiled
+    assert set(steps[6:]) == {4}  # 32 ms of chunk, 40 of steps
 
 
 def test_who_waits_is_a_reason_to_end_a_quantum_when_it_fits():
