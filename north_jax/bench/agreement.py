@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from north_jax.compare.measures import rms
 from north_jax.config import Config
 from north_jax.decoding import BackendError, DecodeRow
 from north_jax.kv_cache import KVCache
@@ -29,7 +30,7 @@ from north_jax.layers import Params
 from north_jax.megakernel.decoder import MegakernelDecoder
 from north_jax.sampling import SamplingParams
 
-from .comparison import COSINE, FACTOR, compare, faults, rms
+from .comparison import COSINE, FACTOR, compare, faults
 from .options import add_common
 from .record import Results
 from .reference import CANDIDATES, Outputs, Reference, references

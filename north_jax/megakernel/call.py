@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ..kv_cache import KVCache
@@ -59,7 +59,13 @@ def decode_call(
     return rows, workspace, counts, tuple(pages)
 
 
-def float32_view(workspace: Array, offset: int, shape: tuple[int, ...]) -> Array:
-    """A float32 array of the workspace [n] uint8, copied out: `shape` of it from byte `offset` on."""
-    part = jax.lax.slice(workspace, (offset,), (offset + 4 * int(np.prod(shape)),))
-    return jax.lax.bitcast_convert_type(part.reshape(*shape, 4), jnp.float32)
+def read_workspace(workspace: Array, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array of the workspace [n] uint8, copied to the host: `shape` of `dtype` from byte `offset` on."""
+    part = _part(workspace, offset, size=math.prod(shape) * dtype.itemsize)
+    return np.asarray(part).view(dtype).reshape(shape)
+
+
+@partial(jax.jit, static_argnames="size")
+def _part(workspace: Array, offset: int, *, size: int) -> Array:
+    """Bytes of the workspace; compiled once for a size, not for every place."""
+    return jax.lax.dynamic_slice(workspace, (offset,), (size,))

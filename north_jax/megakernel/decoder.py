@@ -26,7 +26,8 @@ from .abi import MAX_BIASES, MAX_ROWS, ROW_FIELDS, Buffer
 from .batch import Entry, Steps, biases_of, masks_of, pack_rows, tables_of
 from .binding import add_schedule, make_engine
 from .build import BATCHES, build, most_sms
-from .call import decode_call, float32_view
+from .call import decode_call, read_workspace
+from .layout import LOCAL
 from .orders import Order
 from .schedule import Schedule
 from .selection import choices, select
@@ -81,6 +82,7 @@ class MegakernelDecoder:
         threads: int | None = None,
         timeout_s: float = 10.0,
         counter_origin: int = 0,
+        planes: int = 2,
     ) -> None:
         """Binds the model's weights, and keeps them alive.
 
@@ -95,6 +97,8 @@ class MegakernelDecoder:
           timeout_s: a quantum that waits for so long without success fails.
           counter_origin: what counters begin with in every quantum, a uint32. They are compared by difference, so that
             they may wrap: an origin just below 2^32 shows it.
+          planes: copies of each activation, which the layers use in turn: with as many as there are layers,
+            `activations` shows all of them.
 
         Raises:
           ValueError: `counter_origin` is no uint32.
@@ -113,7 +117,7 @@ class MegakernelDecoder:
         self._timeout_s = timeout_s
         self._counter_origin = counter_origin
         sms = sms or min(_CPU_SMS if self._device.platform == "cpu" else _GPU_SMS, most_sms(config))
-        self._build = partial(build, config, sms=sms, dtype=params["embed"].dtype)
+        self._build = partial(build, config, sms=sms, dtype=params["embed"].dtype, planes=planes)
         self._order = order
         try:
             self._build(batch=1)
@@ -283,11 +287,35 @@ class MegakernelDecoder:
         Raises:
           RuntimeError: no quantum has run, or the last one failed.
         """
+        logits = self.activations(Buffer.LOGITS, 0)
+        assert self._last is not None
+        return logits[: self._last[1]]
+
+    def activations(self, buffer: Buffer, layer: int) -> np.ndarray:
+        """What the last step of the last quantum left in a buffer, of rows that it ran.
+
+        Args:
+          buffer: one that the step's schedule has.
+          layer: the plane is that of this layer; the number of layers for what follows the last one. Layers share
+            planes, and of those that share one the last is seen.
+
+        Returns:
+          In the shape that `abi.Buffer` names, for the compiled batch: idle rows hold anything. LOCAL buffers have an
+          axis more, the SMs, before the others. LOCAL_HIDDEN holds anything after the pipelined kernel, which keeps it
+          in shared memory alone.
+
+        Raises:
+          RuntimeError: no quantum has run, or the last one failed.
+        """
         if self._last is None or self._workspace is None:
-            raise RuntimeError("no quantum left logits")
-        shape, rows = self._last
-        offset = shape.schedule.workspace.offsets[Buffer.LOGITS]
-        return np.asarray(float32_view(self._workspace, offset, (shape.schedule.batch, self._vocabulary)))[:rows]
+            raise RuntimeError("no quantum left activations")
+        schedule = self._last[0].schedule
+        spec, offset = schedule.workspace.buffers[buffer], schedule.workspace.offsets[buffer]
+        plane = layer % spec.planes
+        if buffer in LOCAL:
+            shape = (schedule.sms, spec.planes, *spec.shape)
+            return read_workspace(self._workspace, offset, shape, spec.dtype)[:, plane]
+        return read_workspace(self._workspace, offset + plane * spec.plane_bytes, spec.shape, spec.dtype)
 
     def _orders(self, batch: int) -> list[Order]:
         return [self._order] if self._order else [order for _, order in choices(batch)]
