@@ -22,6 +22,7 @@ class PromptRows:
 
     Attributes:
       cache: the pages; a decoder is given them and leaves new ones, which the caller puts here.
+      count: of the rows.
       max_context: most positions of a row.
     """
 
@@ -34,7 +35,7 @@ class PromptRows:
           rows: at least 1.
           max_context: positions.
         """
-        self._config, self._params, self._rows = config, params, rows
+        self._config, self._params, self.count = config, params, rows
         self.max_context = max_context
         pages = {
             "full_pages": rows * pages_for(max_context),
@@ -63,14 +64,14 @@ class PromptRows:
         Raises:
           ValueError: there are fewer or more prompts than rows, or one exceeds `max_context`.
         """
-        if len(prompts) != self._rows:
-            raise ValueError(f"{len(prompts)} prompts for {self._rows} rows")
-        for row in range(self._rows):
+        if len(prompts) != self.count:
+            raise ValueError(f"{len(prompts)} prompts for {self.count} rows")
+        for row in range(self.count):
             self._paged.release(row)
         lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-        last = jnp.zeros((self._rows, self._config.vocab_size), jnp.float32)
+        last = jnp.zeros((self.count, self._config.vocab_size), jnp.float32)
         for first in range(0, int(lengths.max()), CHUNK):
-            tokens = np.zeros((self._rows, CHUNK), np.int32)
+            tokens = np.zeros((self.count, CHUNK), np.int32)
             count = np.clip(lengths - first, 0, CHUNK)
             for row, prompt in enumerate(prompts):
                 tokens[row, : count[row]] = prompt[first : first + CHUNK]
@@ -79,7 +80,7 @@ class PromptRows:
             start = np.where(count > 0, first, 0).astype(np.int32)
             arguments = (self._config, self._params, self.cache, self.tables(), tokens, start, count)
             self.cache, logits = _prefill(*arguments)
-            last = logits if self._rows == 1 else jnp.where((count > 0)[:, None], logits, last)
+            last = logits if self.count == 1 else jnp.where((count > 0)[:, None], logits, last)
         return last
 
 

@@ -8,7 +8,8 @@ from ..config import DENSE, Config
 from ..layers import Params
 from ..megakernel.abi import Buffer
 from ..megakernel.decoder import MegakernelDecoder
-from ..megakernel.forced import ForcedDecode
+from ..megakernel.forced import forced
+from ..prompt_rows import PromptRows
 from .passes import Pass, flat
 
 
@@ -32,12 +33,14 @@ def compiled_pass(config: Config, params: Params, tokens: np.ndarray, last: int)
     """
     layers = config.num_hidden_layers
     first = len(tokens) - last
-    forced = ForcedDecode(config, params, tokens[None], first, planes=layers)
+    decoder = MegakernelDecoder(config, params, slots=1, max_context=len(tokens), planes=layers)
+    rows = PromptRows(config, params, rows=1, max_context=len(tokens))
+    decoder.compile(rows.cache, rows.tables())
     steps: list[list[dict[str, np.ndarray]]] = []
     logits = []
-    for _ in forced:
-        steps.append([_seen(config, forced.decoder, layer) for layer in range(layers)])
-        logits.append(forced.decoder.logits()[0])
+    for _ in forced(decoder, rows, tokens[None], first):
+        steps.append([_seen(config, decoder, layer) for layer in range(layers)])
+        logits.append(decoder.logits()[0])
     shown = [
         {name: np.stack([step[layer][name] for step in steps]) for name in steps[0][layer]} for layer in range(layers)
     ]

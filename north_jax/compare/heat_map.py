@@ -14,7 +14,7 @@ from .comparison import Comparison
 from .measures import Difference
 from .passes import TENSORS
 
-LOWEST, HIGHEST = 1e-7, 1.0  # errors at the ends of the colour scale, which is logarithmic
+LOWEST, HIGHEST = 1e-6, 1.0  # errors at the ends of the colour scale, which is logarithmic
 # Equal steps of the scale, from small to large: dark blue to yellow, as bright as they are large.
 _COLOURS = ((11, 22, 70), (52, 60, 140), (42, 120, 142), (53, 170, 110), (160, 200, 60), (253, 231, 60))
 _NAN = "#ff00ff"

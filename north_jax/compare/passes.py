@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -61,21 +62,52 @@ def jax_pass(
     """
     shown: list[dict[str, np.ndarray]] = []
     experts: list[np.ndarray | None] = []
-    x = _embed(params["embed"], jnp.asarray(tokens)[None], dtype=dtype)
-    for number in range(config.num_hidden_layers):
-        like = first_of_its_kind(config, number)
-        x, taps = _layer(config, like, method, params["layers"][number], x, dtype=dtype)
+    for x, taps in _layers(config, params, tokens[None], dtype, method):  # noqa: B007, the last x is used
         host = {name: np.asarray(value[0, -last:]) for name, value in taps.items()}
         chosen = host.pop("experts", None)
         experts.append(None if chosen is None else np.sort(chosen, axis=-1))
         shown.append({name: flat(value) for name, value in host.items()})
-    logits = _head(config, {name: params[name] for name in ("embed", "final_norm")}, x[0, -last:])
-    return Pass(shown, experts, np.asarray(logits))
+    return Pass(shown, experts, np.asarray(_logits(config, params, x[0, -last:])))
+
+
+def next_token_nats(
+    config: Config, params: Params, tokens: np.ndarray, dtype: Any, method: Method = "auto"
+) -> np.ndarray:
+    """What each token costs after those before it, by the same pass.
+
+    Args:
+      config, params, dtype, method: as for `jax_pass`.
+      tokens: [N, T] int32.
+
+    Returns:
+      float32 [N, T − 1].
+    """
+    for x, _ in _layers(config, params, tokens[:, :-1], dtype, method):  # noqa: B007
+        pass
+    # A text at a time: logits of all of them are large.
+    nats = [_nats(_logits(config, params, one), jnp.asarray(text[1:])) for one, text in zip(x, tokens, strict=True)]
+    return np.stack([np.asarray(row) for row in nats])
 
 
 def flat(value: np.ndarray) -> np.ndarray:
     """[S, …] of any type → float32 [S, n]."""
     return np.asarray(value, np.float32).reshape(len(value), -1)
+
+
+def _layers(
+    config: Config, params: Params, tokens: np.ndarray, dtype: Any, method: Method
+) -> Iterator[tuple[Array, dict[str, Array]]]:
+    """tokens [N, T] → layer by layer, its output [N, T, D] and its tensors."""
+    x = _embed(params["embed"], jnp.asarray(tokens), dtype=dtype)
+    for number in range(config.num_hidden_layers):
+        like = first_of_its_kind(config, number)
+        x, taps = _layer(config, like, method, params["layers"][number], x, dtype=dtype)
+        yield x, taps
+
+
+def _logits(config: Config, params: Params, x: Array) -> Array:
+    """x [..., D] → float32 [..., V]."""
+    return _head(config, {name: params[name] for name in ("embed", "final_norm")}, x)
 
 
 @partial(jax.jit, static_argnames="dtype")
@@ -87,11 +119,17 @@ def _embed(table: Array, tokens: Array, *, dtype: Any) -> Array:
 def _layer(
     config: Config, number: int, method: Method, layer: Params, x: Array, *, dtype: Any
 ) -> tuple[Array, dict[str, Array]]:
-    """x [1, T, D] → the layer's output, and its tensors."""
+    """x [N, T, D] → the layer's output, and its tensors."""
     taps: dict[str, Array] = {}
     layer = jax.tree.map(lambda a: a.astype(dtype), layer)
     x = block(config, number, layer, x, default_positions(x), method, taps.__setitem__)
     return x, {name: value for name, value in taps.items() if name in (*TENSORS, "experts")}
+
+
+@jax.jit
+def _nats(logits: Array, tokens: Array) -> Array:
+    """float32 logits [T, V], tokens [T] → [T]."""
+    return jax.nn.logsumexp(logits, axis=-1) - jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
 
 
 @partial(jax.jit, static_argnums=0)
