@@ -23,21 +23,6 @@ from tests.support import tiny_config
 NANO = Path(north_jax.nano.__file__).parent
 _SIZES = {"seeds": 2, "excerpts": 2, "length": 12, "functions": 2, "prompt": 24, "written": 8, "rows": 2}
 SMALL = [part for name, size in _SIZES.items() for part in (f"--{name}", str(size))]
-    "--seeds",
-    "2",
-    "--excerpts",
-    "2",
-    "--length",
-    "12",
-    "--functions",
-    "2",
-    "--prompt",
-    "24",
-    "--written",
-    "8",
-    "--rows",
-    "2",
-]
 
 
 @pytest.fixture(scope="module")
