@@ -13,6 +13,7 @@ COMMANDS = {
     "grouped_matmul": "grouped_matmul",
     "cold_start": "cold_start",
     "agreement": "agreement",
+    "operations": "operations",
     "properties": "properties",
     "soak": "soak",
     "trace": "trace",

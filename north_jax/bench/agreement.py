@@ -24,11 +24,10 @@ import numpy as np
 
 from north_jax.compare.measures import rms
 from north_jax.config import Config
-from north_jax.decoding import BackendError, DecodeRow
+from north_jax.decoding import BackendError
 from north_jax.kv_cache import KVCache
 from north_jax.layers import Params
 from north_jax.megakernel.decoder import MegakernelDecoder
-from north_jax.sampling import SamplingParams
 
 from .comparison import COSINE, FACTOR, compare, faults
 from .options import add_common
@@ -84,16 +83,7 @@ class Subject:
     def step(self, cache: KVCache, batch: list[Reference]) -> tuple[KVCache, list[Outputs], list[str]]:
         """One step of a batch: the cache, what each row left, and what is wrong with the tokens."""
         rows = [reference.row for reference in batch]
-        greedy = SamplingParams(temperature=0)
-        fed = [DecodeRow(i, row.token, row.context, 1, frozenset(), greedy) for i, row in enumerate(rows)]
-        drawn: list[int] = []
-        own = self._decoder.decode(
-            cache[: self._layers],
-            self._pages.tables(rows, SLOTS),
-            fed,
-            1,
-            lambda records: drawn.extend(record.token for record in records),
-        )
+        own, drawn = self._pages.step(self._decoder, cache[: self._layers], rows)
         logits = self._decoder.logits()
         largest = logits.argmax(axis=1).tolist()
         wrong = [] if drawn == largest else [f"greedy rows drew {drawn}, their largest logits are those of {largest}"]

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,9 @@ from north_jax import __version__
 def provenance() -> dict[str, Any]:
     """Date (UTC), device, versions, commit and command line.
 
-    The commit is the checkout's own, or what NORTH_JAX_COMMIT says where the code runs from a copy, else "unknown".
+    The commit is what NORTH_JAX_COMMIT says, for code that runs from a copy, which may lie in another checkout;
+    without it the checkout's own, else "unknown".
     """
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = os.environ.get("NORTH_JAX_COMMIT", "unknown")
     device = jax.devices()[0]
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -36,9 +32,37 @@ def provenance() -> dict[str, Any]:
         "jax": jax.__version__,
         "jaxlib": importlib.metadata.version("jaxlib"),
         "python": sys.version.split()[0],
-        "commit": commit,
-        "command": " ".join(["python", "-m", "north_jax.bench", *sys.argv[1:]]),
+        "commit": os.environ.get("NORTH_JAX_COMMIT") or _described(),
+        "command": command_line("north_jax.bench"),
     }
+
+
+def command_line(module: str) -> str:
+    """The command that runs, of `python -m module`: of --out without a place that is the machine's own."""
+    return " ".join(["python", "-m", module, *_without_place(sys.argv[1:])])
+
+
+def _described() -> str:
+    """What git says of the checkout that this file lies in."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _without_place(arguments: Sequence[str]) -> Iterator[str]:
+    """The arguments; an absolute path of --out, which says something of the machine alone, shortened to its name."""
+    before = ""
+    for argument in arguments:
+        option, _, value = argument.partition("=")
+        if before == "--out" and Path(argument).is_absolute():
+            yield Path(argument).name
+        elif option == "--out" and Path(value).is_absolute():
+            yield f"--out={Path(value).name}"
+        else:
+            yield argument
+        before = argument
 
 
 class ResultsError(ValueError):

@@ -14,7 +14,9 @@ import jax
 import numpy as np
 
 from north_jax.config import FULL, Config
+from north_jax.decoding import Decoder, DecodeRow
 from north_jax.kv_cache import NO_PAGE, PAGE_SIZE, KVCache, PageTables, pages_for, ring_entries
+from north_jax.sampling import SamplingParams
 
 from .cache import CHUNK, normal_pages
 
@@ -64,6 +66,15 @@ class SharedPages:
                 table[slot, logical % shared] = order.permutation(shared)[: len(logical)]
                 table[slot, last % shared] = self._own(row, shared)
         return tables
+
+    def step(self, decoder: Decoder, cache: KVCache, rows: Sequence[Row]) -> tuple[KVCache, list[int]]:
+        """One greedy step of `rows` by a compiled decoder: the cache, and the token of each row."""
+        greedy = SamplingParams(temperature=0)
+        fed = [DecodeRow(i, row.token, row.context, 1, frozenset(), greedy) for i, row in enumerate(rows)]
+        drawn: list[int] = []
+        tables = self.tables(rows, decoder.max_rows)
+        cache = decoder.decode(cache, tables, fed, 1, lambda records: drawn.extend(r.token for r in records))
+        return cache, drawn
 
     def written(self, cache: KVCache, rows: Sequence[Row], slots: int) -> np.ndarray:
         """float32 [layers, rows, 2 (k, v), K, d]: what the rows' tokens left in the cache."""

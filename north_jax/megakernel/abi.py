@@ -122,7 +122,9 @@ class Buffer(enum.IntEnum):
     QKV = 5  # [B, (H + 2K)·d] T, queries and keys rotated
     ROUTER_LOGITS = 6  # [B, E] float32
     PARTIAL = 7  # [B, K, MAX_SPLITS, H/K, d] float32, attention over one split, not normalised
-    PARTIAL_STATS = 8  # [B, K, MAX_SPLITS, H/K, 2] float32, maximum and sum of a split
+    # [B, K, MAX_SPLITS, H/K, 2] float32, maximum and sum of a split; the pipelined kernel's maximum is log2(e) times
+    # that of the scores, for the exponential to base 2.
+    PARTIAL_STATS = 8
     ATTENTION = 9  # [B, H·d] T
     ATTENTION_OUT = 10  # [splits, B, D] float32
     DENSE_HIDDEN = 11  # [B, F] T

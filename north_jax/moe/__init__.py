@@ -7,9 +7,12 @@
 from .expert_centric import expert_centric as expert_centric
 from .layer import TILE as TILE
 from .layer import Method as Method
+from .layer import gathered_down as gathered_down
+from .layer import gathered_hidden as gathered_hidden
 from .layer import moe as moe
 from .layer import route as route
 from .layer import run_experts as run_experts
+from .layer import select_experts as select_experts
 from .operation import MAX_TOKENS as MAX_TOKENS
 from .operation import Form as Form
 from .quantized import SCHEMES as SCHEMES

@@ -40,6 +40,11 @@ def route(config: Config, router: Array, h: Array) -> tuple[Array, Array, Array]
       experts [..., k] int32, weights [..., k] float32, logits [..., E] float32.
     """
     logits = contract("...d,ed->...e", h, router)
+    return *select_experts(config, logits), logits
+
+
+def select_experts(config: Config, logits: Array) -> tuple[Array, Array]:
+    """`route` for router logits [..., E] float32: experts [..., k] int32, weights [..., k] float32."""
     selected, experts = jax.lax.top_k(logits, config.num_experts_per_tok)
     if config.expert_selection_fn == "softmax":
         weights = jax.nn.softmax(selected, axis=-1)
@@ -47,7 +52,7 @@ def route(config: Config, router: Array, h: Array) -> tuple[Array, Array, Array]
         weights = jax.nn.sigmoid(selected)
         if config.norm_topk_prob:
             weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
-    return experts, weights, logits
+    return experts, weights
 
 
 def moe(config: Config, mlp: Params, h: Array, method: Method = "auto") -> Array:
@@ -126,10 +131,18 @@ def _dense(mlp: Params, h: Array, experts: Array, weights: Array) -> Array:
 
 def _gathered(mlp: Params, h: Array, experts: Array, weights: Array) -> Array:
     """h [T, D] → float32 [T, D]; copies T·k experts' weights."""
-    hidden = (
-        swiglu(contract("td,tkid->tki", h, _some(mlp["gate_up"], experts, h.dtype))) * weights[..., None]
-    )  # [T, k, I]
-    return contract("tki,tkdi->td", hidden.astype(h.dtype), _some(mlp["down"], experts, h.dtype))
+    return gathered_down(mlp, gathered_hidden(mlp, h, experts, weights), experts)
+
+
+def gathered_hidden(mlp: Params, h: Array, experts: Array, weights: Array) -> Array:
+    """Hidden units of each token's experts, times the router's weights: h [T, D] → [T, k, I] in h's dtype."""
+    hidden = swiglu(contract("td,tkid->tki", h, _some(mlp["gate_up"], experts, h.dtype))) * weights[..., None]
+    return hidden.astype(h.dtype)
+
+
+def gathered_down(mlp: Params, hidden: Array, experts: Array) -> Array:
+    """The sum of what each token's experts make of their hidden units [T, k, I]: float32 [T, D]."""
+    return contract("tki,tkdi->td", hidden, _some(mlp["down"], experts, hidden.dtype))
 
 
 def _tiled(mlp: Params, h: Array, experts: Array, weights: Array) -> Array:

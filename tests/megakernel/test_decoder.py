@@ -93,6 +93,24 @@ def test_every_step_comes_with_every_row(whole):
     assert len({record.token for records in whole.steps for record in records}) > 10
 
 
+def test_it_shows_what_a_step_left(decoder, params, batch):
+    """The residual stream before the last layer and after it, each in its plane; LOCAL buffers of every SM."""
+    Quanta(decoder, batch).run(steps=1)
+    last, rows = CONFIG.num_hidden_layers - 1, len(batch.rows)
+    shapes = {name: decoder.activations(name, last).shape for name in (abi.Buffer.QKV, abi.Buffer.LOCAL_RESIDUAL)}
+    width = (CONFIG.num_attention_heads + 2 * CONFIG.num_key_value_heads) * CONFIG.head_dim
+    sms = decoder.schedule_of(rows, 201).sms
+    assert shapes == {abi.Buffer.QKV: (3, width), abi.Buffer.LOCAL_RESIDUAL: (sms, 3, CONFIG.hidden_size)}
+    before, after = (decoder.activations(abi.Buffer.RESIDUAL, layer) for layer in (last, last + 1))
+    added = decoder.activations(abi.Buffer.ATTENTION_OUT, last).sum(axis=0) + decoder.activations(
+        abi.Buffer.MLP_OUT, last
+    )
+    np.testing.assert_allclose(before + added, after, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(decoder.activations(abi.Buffer.LOGITS, 0), decoder.logits())
+    with pytest.raises(KeyError):
+        decoder.activations(abi.Buffer.NONE, 0)
+
+
 def test_it_agrees_with_jax(decoder, params, batch):
     """Logits, draws and cache of a first step."""
     quanta = Quanta(decoder, batch).run(steps=1)
@@ -225,7 +243,7 @@ def test_a_receiver_that_fails_ends_the_quantum(decoder, batch, whole):
 
     with pytest.raises(Boom):
         Quanta(decoder, batch).run(STEPS, after_step=after_step)
-    with pytest.raises(RuntimeError, match="no quantum left logits"):
+    with pytest.raises(RuntimeError, match="no quantum left activations"):
         decoder.logits()
     assert Quanta(decoder, batch).run(STEPS).steps == whole.steps
 

@@ -15,15 +15,19 @@ struct Team {
     __device__ int lane() const { return thread % 32; }
     __device__ bool leader() const { return thread == 0; }
 
-    __device__ void sync() const { asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory"); }
+    __device__ void sync() const {
+        __syncwarp();
+        asm volatile("barrier.sync.aligned %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+    }
 
     // Whether `value` holds for every thread; a barrier as well.
     __device__ bool all(bool value) const {
         uint32_t result;
+        __syncwarp();
         asm volatile(
             "{\n.reg .pred p, q;\n"
             "setp.ne.u32 p, %1, 0;\n"
-            "barrier.red.and.pred q, %2, %3, p;\n"
+            "barrier.red.aligned.and.pred q, %2, %3, p;\n"
             "selp.u32 %0, 1, 0, q;\n}"
             : "=r"(result)
             : "r"(static_cast<uint32_t>(value)), "r"(barrier), "r"(threads)

@@ -170,6 +170,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         init_barriers(s);
         s.live_rows = live_rows(plan, batch);
         s.patience = {words.abort, fault, words.counters, quantum.timeout_ns};
+        s.words = &words;
         s.step = 0;
         s.counter_origin = quantum.counter_origin;
         s.aborted = false;

@@ -101,6 +101,7 @@ struct Shared {
     alignas(16) PipelineTask task[kTaskSlots][kTasksOfSlot];
     KeyRange keys[kWarps];  // of each warp
     Patience patience;
+    const DeviceWords* words;
     int task_of_warp[kWarps];  // for reports; -1 between steps
     int step;
     uint32_t counter_origin;  // beside `step`: waits load both at once

@@ -15,7 +15,7 @@ struct StepEnd {
 
     __device__ __forceinline__ static bool run(Loader& r) {
         if (!r.agreed(true)) return false;
-        const Context c = r.c;  // a copy: what others see by reference lies in memory, and the role should not
+        const Context c = copy_of_context(r);
         switch (c.field(FIELD_OPCODE)) {
             case SAMPLE_HISTOGRAM:
                 return r.ended(sample_histogram(c, r.team(), r.memory.sample()));
@@ -30,7 +30,7 @@ struct StepEnd {
 
     // Waits for the end of the step; `ended` says whether it was the quantum's last. False after a fault.
     __device__ __forceinline__ static bool await(Loader& r, bool* ended) {
-        const Context c = r.c;
+        const Context c = copy_of_context(r);
         return r.ended(await_decision(c, r.team(), &r.shared().decision, ended));
     }
 
@@ -91,6 +91,15 @@ struct StepEnd {
         fence_shared_for_bulk_copies();
         r.sync();
         if (thread == 0) barrier_arrive(&s.step_begins);
+    }
+
+   private:
+    // A copy, since what others see by reference lies in memory, and the role should not. The words are those of the
+    // block: their address would otherwise take a register throughout the step.
+    __device__ __forceinline__ static Context copy_of_context(const Loader& r) {
+        const Context& c = r.c;
+        return {c.plan, *r.shared().words, c.batch, c.channel, c.fault, c.quantum, c.sm, c.role, c.step,
+                c.task, c.fields};
     }
 };
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from ...bench.record import provenance
+from ...bench.record import command_line, provenance
 from ...config import Config
 from . import report
 from .calibration import fit
@@ -65,7 +64,7 @@ def main() -> None:
             case = Case(config, machine, rows_of_batch, context, arguments.routing)
             _print(report.ranking_table(case, kept(report.ranking_row(case, each, kind) for each in look(case))))
     if arguments.out:
-        command = " ".join(["python -m north_jax.megakernel.timing", *sys.argv[1:]])
+        command = command_line("north_jax.megakernel.timing")
         origin = provenance() | {"device": f"none: a model of the {machine.name}", "devices": 0, "command": command}
         lines = ",\n".join("  " + json.dumps(row) for row in rows)
         arguments.out.write_text(f'{{\n "provenance": {json.dumps(origin)},\n "rows": [\n{lines}\n ]\n}}\n')

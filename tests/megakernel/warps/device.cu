@@ -1,4 +1,5 @@
-// Runs a quantum of the pipelined kernel on a GPU, without Python: for compute-sanitizer and profilers.
+// Runs a quantum on a GPU, without Python: for compute-sanitizer and profilers. By the pipelined kernel, or the plain
+// one where that does not run the lists, as an engine does.
 //
 //   device IN OUT
 #include <cuda_runtime.h>
@@ -38,14 +39,13 @@ T* mapped() {
 int main(int argc, char** argv) {
     if (argc != 3) return 2;
     Input input(argv[1]);
-    if (const std::string reason = input.refused(); !reason.empty()) {
-        std::fprintf(stderr, "the pipelined kernel does not run %s\n", reason.c_str());
-        return 4;
-    }
+    const bool pipelined = input.refused().empty();
     for (size_t i = 0; i < input.weights.size(); ++i) input.model.weights[i].data = on_device(input.weights[i]);
-    const DevicePlan plan =
-        input.plan(on_device(input.model.weights), on_device(input.model.frequencies),
-                   on_device(pipeline::pipeline_tasks(input.lists, input.model)), on_device(input.lists.begin));
+    DevicePlan plan = input.plan(on_device(input.model.weights), on_device(input.model.frequencies),
+                                 pipelined ? on_device(pipeline::pipeline_tasks(input.lists, input.model)) : nullptr,
+                                 on_device(input.lists.begin));
+    plan.pipelined = pipelined;
+    plan.tasks = pipelined ? nullptr : on_device(input.lists.tasks);
     DeviceBatch batch = input.batch(on_device(input.rows), on_device(input.full_table), on_device(input.sliding_table),
                                     on_device(input.workspace));
     for (int i = 0; i < input.model.geometry.layers; ++i) batch.pools[i] = input.pool(i, on_device(input.pools[i]));
@@ -55,7 +55,8 @@ int main(int argc, char** argv) {
     auto* fault = mapped<DeviceFault>();
     channel->stop = input.stop;
     check(reset_words(memory, layout, input.quantum.counter_origin, nullptr), "words");
-    check(launch_pipelined(plan, layout.in(memory), batch, channel, fault, input.quantum, nullptr), "the launch");
+    const auto launch = pipelined ? launch_pipelined : launch_plain;
+    check(launch(plan, layout.in(memory), batch, channel, fault, input.quantum, nullptr), "the launch");
     check(cudaDeviceSynchronize(), "the kernel");
     from_device(input.rows, batch.rows);
     from_device(input.workspace, batch.workspace);
