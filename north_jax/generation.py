@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from functools import partial
-
-import jax
-import jax.numpy as jnp
-import numpy as np
 
 from .config import Config
 from .decoding import (
@@ -23,13 +18,12 @@ from .decoding import (
     finish_of,
     make_decoder,
 )
-from .inference import prefill
-from .kv_cache import PAGE_SIZE, KVCache, PagedRows, PageTables, init_cache, pages_for, ring_entries
-from .layers import Array, Params
+from .kv_cache import PAGE_SIZE, pages_for
+from .layers import Params
 from .logprobs import Logprobs
+from .prompt_rows import PromptRows
 from .sampling import SamplingParams
 
-CHUNK = 64  # prompt tokens appended at once
 _QUANTUM = 8  # decode steps between yields: a start costs little beside them, and a reader who leaves wastes no more
 _LEAST_PAGES = 8  # of a cache; a longer text takes the next power of two
 
@@ -101,16 +95,9 @@ def generate_with_logprobs(
     draw = Draw(len(prompt), sampling, history, grammar)
     check_draws({0: draw}, config.vocab_size)
     context = PAGE_SIZE * max(_LEAST_PAGES, 1 << (pages_for(total) - 1).bit_length())  # few shapes to compile
-    pages = {"full_pages": pages_for(context), "sliding_pages": ring_entries(config, context, CHUNK)}
-    rows = PagedRows(config, rows=1, max_context=context, max_chunk=CHUNK, **pages)
-    cache = init_cache(config, **pages, dtype=params["embed"].dtype)
+    rows = PromptRows(config, params, rows=1, max_context=context)
     decoder = make_decoder(config, params, backend=backend, slots=1, max_context=context)
-    for first in range(0, len(prompt), CHUNK):
-        chunk = prompt[first : first + CHUNK]
-        rows.grow(0, first, first + len(chunk))
-        padded = np.zeros((1, CHUNK), np.int32)
-        padded[0, : len(chunk)] = chunk
-        cache, logits = _prefill(config, params, cache, rows.snapshot(), padded, first, len(chunk))
+    logits = rows.prefill([prompt])
     token, logprobs = sampler.draw(logits, {0: draw})[0]
     records = [TokenRecord(0, token, finish_of(token, max_tokens, stops), logprobs)]
     count = 0
@@ -125,25 +112,8 @@ def generate_with_logprobs(
             if finish is Finish.LENGTH:
                 return
         if count == 1:  # not before the first token is out
-            decoder.compile(cache, rows.snapshot())
+            decoder.compile(rows.cache, rows.tables())
         row = DecodeRow(0, token, len(prompt) + count - 1, max_tokens - count, stops, sampling, history, grammar)
         rows.grow(0, row.position, row.position + min(_QUANTUM, row.remaining))
         records = []
-        cache = decoder.decode(cache, rows.snapshot(), [row], _QUANTUM, records.extend)
-
-
-def _one(value: int | Array) -> Array:
-    return jnp.reshape(jnp.asarray(value, jnp.int32), (1,))
-
-
-@partial(jax.jit, static_argnums=0, donate_argnums=2)
-def _prefill(
-    config: Config,
-    params: Params,
-    cache: KVCache,
-    tables: PageTables,
-    tokens: Array,
-    start: int,
-    length: int,
-) -> tuple[KVCache, Array]:
-    return prefill(config, params, cache, tables, tokens, _one(start), _one(length))
+        rows.cache = decoder.decode(rows.cache, rows.tables(), [row], _QUANTUM, records.extend)

@@ -161,6 +161,15 @@ def block(
     return x
 
 
+def first_of_its_kind(config: Config, layer: int) -> int:
+    """The first layer that is computed as `layer` is: the compiled function of one serves the other."""
+
+    def kind(number: int) -> tuple[object, ...]:
+        return config.rope_layers[number], config.window(number), config.mlp_layer_types[number]
+
+    return next(number for number in range(layer + 1) if kind(number) == kind(layer))
+
+
 class _Leaf(nnx.Module):
     """A module whose parameters come from a table of `layer_tensors` form."""
 

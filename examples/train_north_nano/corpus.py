@@ -19,9 +19,10 @@ from dataclasses import asdict, dataclass
 from email.parser import Parser
 from pathlib import Path
 
+from north_jax.quality.held_out import HELD_OUT
+
 HERE = Path(__file__).parent
 PACKAGES = HERE / "packages.txt"
-HELD_OUT = HERE / "heldout.jsonl.xz"
 HELD_OUT_FRACTION = 0.04
 SIZE_LIMITS = 256, 300_000  # bytes; larger files are mostly generated tables
 WINDOW = 12  # consecutive non-blank lines that count as copied text
@@ -128,11 +129,6 @@ def read_documents(path: Path) -> Iterator[Document]:
     with lzma.open(path, "rt", encoding="utf-8") as file:
         for line in file:
             yield Document(**json.loads(line))
-
-
-def held_out_texts(path: Path = HELD_OUT) -> list[tuple[str, str]]:
-    """The held-out files that travel with this example: (path in the standard library, text)."""
-    return [(document.path, document.text) for document in read_documents(path)]
 
 
 def download(wheels: Path) -> None:

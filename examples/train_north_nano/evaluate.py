@@ -23,9 +23,9 @@ import north_jax
 from north_jax.config import Config
 from north_jax.forward_pass import hidden_states
 from north_jax.layers import Array, Params, head
+from north_jax.quality.held_out import HELD_OUT, held_out_texts
 from north_jax.text import Tokenizer
 
-from .corpus import HELD_OUT, held_out_texts
 from .train_tokenizer import EOS
 
 type Losses = Callable[[np.ndarray], np.ndarray]  # tokens [B, T + 1] -> nats of each next token [B, T]

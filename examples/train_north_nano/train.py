@@ -28,9 +28,9 @@ from optax.contrib import MuonDimensionNumbers, muon
 from north_jax.checkpoint import export
 from north_jax.config import Config
 from north_jax.layers import Array, Params, head
+from north_jax.quality.held_out import held_out_texts
 from north_jax.text import Tokenizer
 
-from .corpus import held_out_texts
 from .evaluate import bits_per_byte, encode_files, next_token_losses
 from .network import Attention, choose_attention, geometry, hidden_states, initial_params
 from .prepare import STREAMS

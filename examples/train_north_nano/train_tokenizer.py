@@ -10,9 +10,10 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from north_jax.quality.held_out import held_out_texts
 from north_jax.text import Marker
 
-from .corpus import held_out_texts, read_documents
+from .corpus import read_documents
 
 VOCAB_SIZE = 3968
 PAD, UNK, BOS, EOS = "<PAD>", "<UNK>", "<BOS_TOKEN>", "<EOS_TOKEN>"

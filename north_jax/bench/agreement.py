@@ -22,13 +22,14 @@ from typing import Any
 
 import numpy as np
 
+from north_jax.compare.measures import rms
 from north_jax.config import Config
 from north_jax.decoding import BackendError
 from north_jax.kv_cache import KVCache
 from north_jax.layers import Params
 from north_jax.megakernel.decoder import MegakernelDecoder
 
-from .comparison import COSINE, FACTOR, compare, faults, rms
+from .comparison import COSINE, FACTOR, compare, faults
 from .options import add_common
 from .record import Results
 from .reference import CANDIDATES, Outputs, Reference, references

@@ -12,22 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from north_jax.compare.measures import errors, rms
+
 from .reference import Outputs, Reference
 
 FACTOR = 1.1  # most that an error may exceed JAX's
 COSINE = 0.9999  # least between logits and exact ones
 FLOOR = 1e-5  # errors below it are those of float32
-
-
-def errors(found: np.ndarray, exact: np.ndarray, rows_axis: int) -> np.ndarray:
-    """Relative errors: the norm over all axes after `rows_axis`, which is kept with those before it."""
-    axes = tuple(range(rows_axis + 1, exact.ndim))
-    distance = np.sqrt(np.sum(np.square(found - exact, dtype=np.float64), axis=axes))
-    return distance / np.sqrt(np.sum(np.square(exact, dtype=np.float64), axis=axes))
-
-
-def rms(values: np.ndarray, axis: int | None = None) -> Any:
-    return np.sqrt(np.mean(np.square(values), axis=axis))
 
 
 def compare(references: Sequence[Reference], ours: Sequence[Outputs], depth: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from north_jax.attention import paged_attention
 from north_jax.config import DENSE, Config
 from north_jax.kv_cache import KVCache, PageTables
 from north_jax.layers import Array, Params, dense_mlp, embed, head, linear, norm, project_qkv
+from north_jax.model import first_of_its_kind
 from north_jax.moe import route, run_experts
 from north_jax.native import kv_write
 
@@ -67,7 +68,7 @@ def layers(
     """
     x = _embed(params["embed"], tokens, dtype=dtype)
     for number in range(len(params["layers"])):
-        like = _first_of_its_kind(config, number)
+        like = first_of_its_kind(config, number)
         table = np.asarray(tables.of_layer(config, number))
         result = _layer(config, like, params["layers"][number], cache[number], table, x, start, length, dtype=dtype)
         yield LayerPass(*result)
@@ -82,15 +83,6 @@ def logits(config: Config, params: Params, x: Array) -> Array:
 @partial(jax.jit, static_argnums=0)
 def _head(config: Config, ends: Params, x: Array) -> Array:
     return head(config, jax.tree.map(lambda a: a.astype(x.dtype), ends), x)
-
-
-def _first_of_its_kind(config: Config, layer: int) -> int:
-    """The first layer that is computed as `layer` is: the compiled function of one serves the other."""
-
-    def kind(number: int) -> tuple[object, ...]:
-        return config.rope_layers[number], config.window(number), config.mlp_layer_types[number]
-
-    return next(number for number in range(layer + 1) if kind(number) == kind(layer))
 
 
 @partial(jax.jit, static_argnames="dtype")

@@ -13,12 +13,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from north_jax.compare.measures import errors
 from north_jax.config import Config
 from north_jax.layers import Array, Params
 
 from . import oracles
 from .activations import Activations
-from .comparison import FACTOR, FLOOR, errors
+from .comparison import FACTOR, FLOOR
 from .jax_operations import JaxOperations
 from .oracles import HostWeights, f64
 

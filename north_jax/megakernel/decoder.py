@@ -81,6 +81,7 @@ class MegakernelDecoder:
         threads: int | None = None,
         timeout_s: float = 10.0,
         counter_origin: int = 0,
+        planes: int = 2,
     ) -> None:
         """Binds the model's weights, and keeps them alive.
 
@@ -95,6 +96,8 @@ class MegakernelDecoder:
           timeout_s: a quantum that waits for so long without success fails.
           counter_origin: what counters begin with in every quantum, a uint32. They are compared by difference, so that
             they may wrap: an origin just below 2^32 shows it.
+          planes: copies of each activation, which the layers use in turn: with as many as there are layers,
+            `activations` shows all of them.
 
         Raises:
           ValueError: `counter_origin` is no uint32.
@@ -114,7 +117,7 @@ class MegakernelDecoder:
         self._timeout_s = timeout_s
         self._counter_origin = counter_origin
         sms = sms or lists_for(config, self._device.platform)
-        self._build = partial(build, config, sms=sms, dtype=params["embed"].dtype)
+        self._build = partial(build, config, sms=sms, dtype=params["embed"].dtype, planes=planes)
         self._order = order
         try:
             self._build(batch=1)

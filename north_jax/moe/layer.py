@@ -3,8 +3,9 @@
 `dense` runs every expert on every token: the plain reading of the formula, and the quickest where experts are few and
 small. `gathered` fetches the selected experts' weights for each token: decode with few rows. `tiled` sorts the
 assignments by expert and walks tiles of one expert each: long sequences and many experts, at the cost of the useful
-work plus at most one partial tile an expert. `warp` calls `warp_decode`, up to 64 tokens in bfloat16; it is never
-chosen by itself. All take experts in eight bits: `warp` as they are, the others dequantised to the activations' type.
+work plus at most one partial tile an expert. `warp` calls `warp_decode`, in bfloat16 and for 64 tokens at a time; it is
+never chosen by itself. All take experts in eight bits: `warp` as they are, the others dequantised to the activations'
+type.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import jax.numpy as jnp
 
 from ..config import Config
 from ..layers import Array, Params, contract, swiglu
+from .operation import MAX_TOKENS
 from .quantized import Experts, QuantizedExperts, dequantize
-from .warp import warp_decode
+from .warp import NO_EXPERT, warp_decode
 
 type Method = Literal["auto", "dense", "gathered", "tiled", "warp"]
 TILE = 32  # rows of a tile of the tiled method
@@ -93,8 +95,20 @@ def _choose(config: Config, tokens: int) -> Method:
 
 
 def _warp(mlp: Params, h: Array, experts: Array, weights: Array) -> Array:
-    """h [T, D] → [T, D]."""
-    return warp_decode(h, experts, weights, mlp["gate_up"], mlp["down"])
+    """h [T, D] → [T, D]; more tokens than `warp_decode` takes come in groups, the last one with some of no expert."""
+
+    def run(group: tuple[Array, Array, Array]) -> Array:
+        return warp_decode(*group, mlp["gate_up"], mlp["down"])
+
+    tokens = h.shape[0]
+    if tokens <= MAX_TOKENS:
+        return run((h, experts, weights))
+    missing = -tokens % MAX_TOKENS
+    padded = (
+        jnp.pad(operand, ((0, missing), (0, 0)), constant_values=filling).reshape(-1, MAX_TOKENS, operand.shape[1])
+        for operand, filling in ((h, 0), (experts, NO_EXPERT), (weights, 0))
+    )
+    return jax.lax.map(run, tuple(padded)).reshape(-1, h.shape[1])[:tokens]
 
 
 def _some(experts: Experts, index: Array, dtype: Any) -> Array:

@@ -12,10 +12,11 @@ from support import RAW_CONFIG, tiny_config
 import ffi
 from north_jax.bench import __main__ as bench
 from north_jax.bench import agreement
-from north_jax.bench.comparison import compare, errors, faults
+from north_jax.bench.comparison import compare, faults
 from north_jax.bench.reference import CANDIDATES, Outputs, Reference, doubt, references
 from north_jax.bench.shared_pages import Row, SharedPages
 from north_jax.bench.weights import STRONG, random_params
+from north_jax.compare.measures import errors
 
 pytestmark = pytest.mark.skipif(not ffi.available("cpu"), reason="nothing compiled")
 

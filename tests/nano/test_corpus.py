@@ -7,6 +7,7 @@ import pytest
 
 from examples.train_north_nano import corpus
 from examples.train_north_nano.corpus import Document, is_held_out, is_source, without_copies
+from north_jax.quality.held_out import held_out_texts
 
 
 def lines(first: int, count: int) -> str:
@@ -14,7 +15,7 @@ def lines(first: int, count: int) -> str:
 
 
 def test_held_out_files_are_those_that_the_rule_names() -> None:
-    files = corpus.held_out_texts()
+    files = held_out_texts()
     assert len(files) > 40
     assert all(is_held_out(path) and is_source(text.encode()) for path, text in files)
     assert 0.03 < sum(is_held_out(f"module_{n}.py") for n in range(20000)) / 20000 < 0.05

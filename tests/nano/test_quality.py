@@ -7,8 +7,9 @@ import pytest
 
 import north_jax
 import north_jax.nano
-from examples.train_north_nano import corpus, evaluate
+from examples.train_north_nano import evaluate
 from north_jax.checkpoint import Checkpoint
+from north_jax.quality.held_out import held_out_texts
 from north_jax.text import Tokenizer
 
 NANO = Path(north_jax.nano.__file__).parent
@@ -22,7 +23,7 @@ def nano() -> Checkpoint:
 
 def test_fewer_bits_than_xz_on_a_sample(nano: Checkpoint) -> None:
     """Each file by itself, and together even against `xz -9` of the joined files, with a window of only 512 tokens."""
-    held_out = dict(corpus.held_out_texts())
+    held_out = dict(held_out_texts())
     texts = [held_out[path] for path in SAMPLE]
     sizes = [len(text.encode()) for text in texts]
     sequences = evaluate.encode_files(Tokenizer.from_dir(NANO), texts)
@@ -38,7 +39,7 @@ def test_fewer_bits_than_xz_on_a_sample(nano: Checkpoint) -> None:
 @pytest.mark.slow
 def test_whole_held_out_set(nano: Checkpoint) -> None:
     losses = evaluate.model_losses(nano.config, nano.params)
-    figures = evaluate.compare(losses, Tokenizer.from_dir(NANO), corpus.held_out_texts(), context=4096, batch=1)
+    figures = evaluate.compare(losses, Tokenizer.from_dir(NANO), held_out_texts(), context=4096, batch=1)
     print(figures)
     assert figures["stream_model"] < figures["stream_xz"]
     assert figures["files_model"] < figures["files_xz"]
