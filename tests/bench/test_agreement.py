@@ -49,6 +49,9 @@ def command(tmp_path, monkeypatch):
 FEW = ("--part", "slices", "--layers", 3, "--batch", 2, "--context", 0, 100, "--ragged", 1, "--long", 300)
 
 
+ONE = ("--part", "slices", "--layers", 3, "--batch", 2, "--context", 100, "--ragged", 0, "--long")
+
+
 def test_the_compiled_decode_agrees_and_a_second_run_adds_nothing(command, monkeypatch):
     status, rows = command(*FEW)
     assert status == 0
@@ -73,9 +76,9 @@ def test_a_planted_mistake_is_found(command, monkeypatch, change):
         return dataclasses.replace(short, **change), part
 
     monkeypatch.setattr(agreement, "truncated", mistaken)
-    status, rows = command(*FEW)
+    status, rows = command(*ONE)
     assert status == 1
-    assert any(row["faults"] for row in rows if row["contexts"] == "100")
+    assert any(row["faults"] for row in rows)
 
 
 def test_rows_share_what_they_read_and_own_what_they_write():

@@ -14,17 +14,18 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from north_jax import forward_pass
 from north_jax.checkpoint import CheckpointError, load, write_random_checkpoint
 from north_jax.checkpoint.tree import leaves
 from north_jax.config import Config
 from north_jax.decoding import BackendError, make_decoder
-from north_jax.forward_pass import forward
 from north_jax.moe import QuantizedExperts, dequantize
 
 Tensors = dict[str, np.ndarray]
 E4M3 = ml_dtypes.float8_e4m3fn
 STRATEGIES = ["tensor", "channel", "block", "group"]
 SCHEMES = {"tensor": "fp8_channel", "channel": "fp8_channel", "block": "fp8_block", "group": "mxfp8"}
+forward = jax.jit(forward_pass.forward, static_argnums=0, static_argnames="method")
 EXPERT = "model.layers.1.mlp.experts.{}.{}_proj.{}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ TILINGS = [
     Tiling(row_warpgroups=2, columns=256, align=16),
     Tiling(row_warpgroups=2, columns=128, align=8, cluster=2),
 ]
+deal = jax.jit(work_items, static_argnums=1, static_argnames=("rows", "columns", "blocks"))
 COLUMNS = 768  # three pairs of 128 columns: odd for a cluster, so that a turn holds a tile and nothing
 
 
@@ -57,7 +59,7 @@ def test_every_tile_is_dealt_once_and_evenly(kind, tiling, blocks):
     group = assignments(kind, np.random.default_rng(1)).astype(np.int32)
     groups, _ = sort_rows(jnp.asarray(group), 9, tiling)
     rows = sorted_rows(700, 9, tiling)
-    work = work_items(groups, tiling, rows=rows, columns=COLUMNS, blocks=blocks)
+    work = deal(groups, tiling, rows=rows, columns=COLUMNS, blocks=blocks)
     items, steps = np.asarray(work.items), int(work.steps[0])
     parts = tiling.row_warpgroups
     turns = items.reshape(-1, blocks, parts, 4)

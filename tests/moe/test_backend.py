@@ -7,16 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import tiny_config, tiny_params
+from support.experts import as_format
+from support.quantum import start
 
 import north_jax
 from north_jax.decoding import BackendError, make_decoder
 from north_jax.generation import generate
-from north_jax.kv_cache import PagedRows, init_cache
-from north_jax.moe import quantize
 
-CONFIG = tiny_config(intermediate_size=32)
-PAGES = {"full_pages": 6, "sliding_pages": 12}
-SLOTS = 4
+CONFIG = tiny_config(intermediate_size=32, num_hidden_layers=3)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +27,7 @@ def in_eight_bits(params, scheme):
     for number, layer in params["layers"].items():
         mlp = dict(layer["mlp"])
         if "router" in mlp:
-            mlp["gate_up"], mlp["down"] = quantize(mlp["gate_up"], scheme, parts=2), quantize(mlp["down"], scheme)
+            mlp["gate_up"], mlp["down"] = as_format(mlp["gate_up"], scheme, 2), as_format(mlp["down"], scheme, 1)
         layers[number] = layer | {"mlp": mlp}
     return params | {"layers": layers}
 
@@ -38,20 +36,12 @@ def in_eight_bits(params, scheme):
 def test_logits_of_a_step_agree(params, scheme):
     """Three slots of different length, and an idle one."""
     weights = params if scheme is None else in_eight_bits(params, scheme)
-    rng = np.random.default_rng(0)
-    rows = PagedRows(CONFIG, rows=SLOTS, max_context=128, max_chunk=64, **PAGES)
-    cache = init_cache(CONFIG, **PAGES, dtype="bfloat16")
-    lengths = np.array([50, 1, 0, 17], np.int32)
-    tokens = rng.integers(4, CONFIG.vocab_size, (SLOTS, 64)).astype(np.int32)
-    for row, length in enumerate(lengths):
-        if length:
-            rows.grow(row, 0, int(length) + 1)
-    start = np.zeros(SLOTS, np.int32)
-    prefill = jax.jit(north_jax.prefill, static_argnums=0)
-    cache, _ = prefill(CONFIG, weights, cache, rows.snapshot(), tokens, start, lengths)
+    batch = start(CONFIG, [50, 1, None, 17], room=1, dtype=jnp.bfloat16)
+    tokens, positions, active = np.zeros(4, np.int32), np.zeros(4, np.int32), np.zeros(4, bool)
+    for row in batch.rows:
+        tokens[row.slot], positions[row.slot], active[row.slot] = row.token, row.position, True
     step = jax.jit(north_jax.decode_step, static_argnums=(0, 7))
-    active = lengths > 0
-    arguments = (CONFIG, weights, cache, rows.snapshot(), tokens[:, 0], lengths, active)
+    arguments = (CONFIG, weights, batch.cache(), batch.tables, tokens, positions, active)
     _, expected = step(*arguments, "dense")
     _, found = step(*arguments, "warp")
     difference = np.asarray(found - expected)[active]
@@ -59,6 +49,7 @@ def test_logits_of_a_step_agree(params, scheme):
     assert np.linalg.norm(difference) < 0.02 * np.linalg.norm(np.asarray(expected)[active])
 
 
+@pytest.mark.slow
 def test_it_generates_what_pure_jax_does():
     """North Nano in bfloat16, greedily: a text whose choices are clear."""
     model = north_jax.load()

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from support import tiny_config
+from support.experts import as_format
 
 from north_jax.kernels.tiling import Tiling
-from north_jax.moe import run_experts
+from north_jax.moe import dequantize, run_experts
 from north_jax.packed.experts import FEW_ROWS, MANY_ROWS, ExpertTilings, packed_experts, sorted_experts, tilings_for
 
 TOKENS, TOP, EXPERTS, MODEL, WIDTH = 40, 3, 5, 256, 128
@@ -58,6 +59,19 @@ def test_a_gpu_s_program_holds_two_kernels_and_a_cpu_s_none():
     traced = f.trace(h, experts, weights, jnp.asarray(VALID), gate_up, down)
     assert traced.lower(lowering_platforms=("cuda",)).as_text().count("@mosaic_gpu") == 2
     assert "mosaic_gpu" not in traced.lower(lowering_platforms=("cpu",)).as_text()
+
+
+def test_experts_in_eight_bits_run_by_the_methods_of_moe():
+    """On a GPU too: no kernel of packed prefill takes them."""
+    config = tiny_config(num_experts=EXPERTS, num_experts_per_tok=TOP)
+    h, experts, weights, gate_up, down = operands(jnp.float32)
+    mlp = {"gate_up": as_format(gate_up, "mxfp8", 2), "down": as_format(down, "mxfp8", 1)}
+    f = jax.jit(lambda mlp, *rows: packed_experts(config, mlp, *rows))
+    result = f(mlp, h, experts, weights, jnp.asarray(VALID))
+    whole = (dequantize(mlp[name], jnp.float32) for name in ("gate_up", "down"))
+    np.testing.assert_allclose(np.asarray(result)[VALID], expected(h, experts, weights, *whole), atol=1e-5)
+    traced = f.trace(mlp, h.astype(jnp.bfloat16), experts, weights, jnp.asarray(VALID))
+    assert "mosaic_gpu" not in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
 def test_tilings_differ_by_the_rows_that_experts_get():
