@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from ..config import Config
 from ..kernels.device import multiprocessors, runs_kernels
 from ..kernels.grouped_matmul import grouped_matmul
+from ..kernels.row_moves import spread_rows, sum_rows
+from ..kernels.streamed_matmul import StreamTiling, stream_items, stream_rows, streamed_matmul
 from ..kernels.tiling import Tiling
 from ..kernels.work_items import sort_rows, sorted_rows, work_items
 from ..layers import Array, Params
@@ -26,11 +28,11 @@ from ..moe import run_experts
 class ExpertTilings:
     """Tilings of the gated product up and of the one down. Both work on the same rows, so `align` is the same."""
 
-    up: Tiling
-    down: Tiling
+    up: Tiling | StreamTiling
+    down: Tiling | StreamTiling
 
     def __post_init__(self) -> None:
-        if self.up.align != self.down.align or self.up.rows != self.down.rows:
+        if self.up.align != self.down.align or self.up.rows != self.down.rows or type(self.up) is not type(self.down):
             raise ValueError(f"the tilings differ in their rows: {self}")
 
 
@@ -89,6 +91,7 @@ def sorted_experts(
     down: Array,
     *,
     tilings: ExpertTilings | None = None,
+    moves: bool = False,
     blocks: int | None = None,
     interpret: Any = None,
 ) -> Array:
@@ -102,6 +105,7 @@ def sorted_experts(
       gate_up: [E, 2I, D].
       down: [E, D, I].
       tilings: of the products; by default those for so many assignments.
+      moves: whether kernels of ours move the rows, instead of XLA.
       blocks: of the grid; by default one a multiprocessor.
       interpret: `plgpu.InterpretGPUParams()` to run on a CPU.
     """
@@ -110,17 +114,27 @@ def sorted_experts(
     tilings = tilings or tilings_for(tokens * k, count)
     blocks = blocks or multiprocessors()
     expert = jnp.where(valid[:, None], experts, count).reshape(-1)
-    rows = sorted_rows(tokens * k, count, tilings.up)
+    streamed = isinstance(tilings.up, StreamTiling)
+    rows = (stream_rows if streamed else sorted_rows)(tokens * k, count, tilings.up)
     groups, row = sort_rows(expert, count, tilings.up)
-    token = jnp.arange(tokens * k, dtype=jnp.int32) // k
-    source = jnp.zeros(rows, jnp.int32).at[row].set(token, mode="drop", unique_indices=True)
-    x = h[source]  # [R, D]; a row of no expert holds token 0, and is not read again
+    row = jnp.where(expert < count, row, rows)
+    if moves:
+        x = spread_rows(h, row, rows, interpret=interpret)
+    else:
+        token = jnp.arange(tokens * k, dtype=jnp.int32) // k
+        source = jnp.zeros(rows, jnp.int32).at[row].set(token, mode="drop", unique_indices=True)
+        x = h[source]  # [R, D]; a row of no expert holds token 0, and is not read again
 
-    def product(x: Array, matrices: Array, tiling: Tiling, gated: bool) -> Array:
+    def product(x: Array, matrices: Array, tiling: Tiling | StreamTiling, gated: bool) -> Array:
+        if isinstance(tiling, StreamTiling):
+            work = stream_items(groups, tiling, rows=rows, columns=matrices.shape[1], blocks=blocks)
+            return streamed_matmul(x, matrices, work, tiling, gated=gated, blocks=blocks, interpret=interpret)
         work = work_items(groups, tiling, rows=rows, columns=matrices.shape[1], blocks=blocks // tiling.cluster)
         return grouped_matmul(x, matrices, work, tiling, gated=gated, blocks=blocks, interpret=interpret)
 
     y = product(product(x, gate_up, tilings.up, True), down, tilings.down, False)  # [R, D]
+    if moves:
+        return jnp.where(valid[:, None], sum_rows(y, row.reshape(tokens, k), weights, interpret=interpret), 0)
     picked = y[jnp.minimum(row, rows - 1)].reshape(tokens, k, -1)
     weighted = jnp.where(valid[:, None, None], picked.astype(jnp.float32) * weights[..., None], 0)
     return jnp.sum(weighted, axis=1).astype(h.dtype)
