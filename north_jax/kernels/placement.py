@@ -82,7 +82,7 @@ def place_rows(
     int32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
     own = -(-tokens // blocks)
     kernel = plgpu.kernel(
-        functools.partial(_kernel, tiling=tiling, top=top, tokens=tokens, own=own, across=tuple(across)),
+        functools.partial(_kernel, tiling=tiling, top=top, tokens=tokens, own=own, across=(across[0], across[1])),
         out_type=[
             jax.ShapeDtypeStruct((rows, h.shape[1]), h.dtype),
             int32((tokens * top,)),

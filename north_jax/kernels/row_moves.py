@@ -1,7 +1,7 @@
 """Rows from their tokens to their experts and back, on Hopper: each token's row written k times, and the weighted sum.
 
-A warpgroup moves a row at a time, up to 16 bytes a thread and load: a token's row is read once for all its experts, and the
-k rows of its result are all under way at once.
+A warpgroup moves a row at a time, up to 16 bytes a thread and load: a token's row is read once for all its experts, and
+the k rows of its result are all under way at once.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def _place(
     """Rows at their experts, and who multiplies them: in one kernel for a few tokens, else in several."""
     tokens, k = experts.shape
     rows = sorted_rows(tokens * k, count, tilings.up)
-    sizes = {"rows": rows, "columns": columns, "blocks": blocks}
+    sizes: dict[str, Any] = {"rows": rows, "columns": columns, "blocks": blocks}
     if tilings.up == tilings.down and places(tokens, count, tilings.up, **sizes):
         return place_rows(h, experts, valid, count, tilings.up, **sizes, interpret=interpret)
     expert = jnp.where(valid[:, None], experts, count).reshape(-1)
