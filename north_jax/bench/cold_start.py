@@ -3,7 +3,8 @@
     python -m north_jax.bench cold_start --out result.json
 
 Each start is a process of its own, with random weights drawn on the device instead of a checkpoint, which compiles the
-prefill of one prompt and computes it. The first one also fills the cache for the second.
+one size of prefill that a prompt needs (a server compiles two before it is ready) and computes it. The first one also
+fills the cache for the second.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def start(config_path: Path, tokens: int, cache: str, begun: float) -> dict[str,
     rows = PagedRows(config, rows=1, max_context=chunk, max_chunk=chunk, **pages)
     prefill = PackedPrefill(config, params, rows=1, most=chunk, entries=(pages_for(chunk), ring))
     marks.append(("allocate_s", time.time()))
-    prefill.compile(next(shape for shape in prefill.shapes if shape.tokens == chunk), pool)
+    prefill.compile(chunk, pool)
     marks.append(("compile_s", time.time()))
     rows.grow(0, 0, tokens)
     prompt = np.random.default_rng(0).integers(0, config.vocab_size, tokens)
@@ -77,7 +78,13 @@ def measure(config: Path, tokens: int) -> list[dict[str, Any]]:
             command = [sys.executable, "-m", _CHILD, str(config), str(tokens), cache, repr(time.time())]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             rows.append(
-                {"kind": "cold_start", "cache": name, "tokens": tokens, **json.loads(done.stdout.splitlines()[-1])}
+                {
+                    "kind": "cold_start",
+                    "cache": name,
+                    "tokens": tokens,
+                    "sizes_compiled": 1,
+                    **json.loads(done.stdout.splitlines()[-1]),
+                }
             )
     return rows
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -21,7 +23,7 @@ import numpy as np
 from north_jax.config import Config
 from north_jax.kv_cache import PagedRows, PageTables, init_cache, pages_for, ring_entries
 from north_jax.packed import PackedPrefill, Piece
-from north_jax.packed.buckets import chunks_of
+from north_jax.packed.buckets import bucket_of, chunks_of
 
 from . import prefill_parts
 from .options import NORTH, add_common
@@ -54,15 +56,18 @@ class Bench:
         self.prefill = PackedPrefill(config, self.params, rows=1, most=chunk, entries=entries)
         self._rng = np.random.default_rng(0)
 
-    def compile(self, tokens: int, chunk: int) -> float:
-        """Compiles what a prompt of so many tokens needs; gives the seconds."""
-        begun = time.perf_counter()
-        for start, piece in self._pieces(tokens, chunk):
-            for shape in self.prefill.shapes:
-                fits = shape.tokens == min(length for length in self.prefill.lengths if length >= piece)
-                if fits and (start == 0 or not shape.whole):
-                    self.prefill.compile(shape, self.cache)
-        return time.perf_counter() - begun
+    def compile(self, wanted: Sequence[tuple[int, int]]) -> dict[int, float]:
+        """Compiles what prompts of these tokens and chunks need, side by side; gives seconds by length of a chunk."""
+
+        def seconds(length: int) -> float:
+            begun = time.perf_counter()
+            self.prefill.compile(length, self.cache)
+            return time.perf_counter() - begun
+
+        pieces = [piece for tokens, chunk in wanted for _, piece in self._pieces(tokens, chunk)]
+        lengths = sorted({bucket_of(self.prefill.lengths, piece) for piece in pieces})
+        with ThreadPoolExecutor() as pool:
+            return dict(zip(lengths, pool.map(seconds, lengths), strict=True))
 
     def run(self, tokens: int, chunk: int) -> float:
         """Computes a prompt; gives the seconds to its first token. Raises FloatingPointError for logits without one."""
@@ -83,7 +88,6 @@ class Bench:
     def measure(self, tokens: int, chunk: int, *, runs: int, parts: bool) -> dict[str, Any]:
         """One length: a run to warm up and `runs` that count."""
         before = _memory("bytes_in_use")
-        compile_s = self.compile(tokens, chunk)
         first = self.run(tokens, chunk)
         seconds = [self.run(tokens, chunk) for _ in range(runs)]
         median = statistics.median(seconds)
@@ -98,7 +102,6 @@ class Bench:
             "tok_s": round(tokens / median, 1),
             "vllm_ms": peer,
             "ratio": peer and round(peer / median / 1e3, 2),
-            "compile_s": round(compile_s, 2),
             "first_run_ms": round(first * 1e3, 1),
             "gb_before": before and round(before / 1e9, 3),
             "gb_peak": before and round(_memory("peak_bytes_in_use") / 1e9, 3),
@@ -148,6 +151,9 @@ def run(options: argparse.Namespace) -> None:
         if row is None:
             if bench is None:
                 bench = Bench(Config.from_json(options.config), context=max(options.tokens), chunk=options.chunk)
+                begun = time.perf_counter()
+                each = bench.compile(wanted)
+                print(f"compiled in {time.perf_counter() - begun:.1f} s, side by side, by length:", each, flush=True)
             row = results.add(
                 bench.measure(tokens, chunk, runs=options.runs, parts=options.parts and chunk == chunks[0])
             )

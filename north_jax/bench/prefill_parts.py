@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from north_jax.attention import attention
 from north_jax.config import DENSE, FULL, SLIDING, Config
 from north_jax.kv_cache import KVCache, PageTables
 from north_jax.layers import Array, Params, dense_mlp, linear
 from north_jax.moe import route
-from north_jax.packed import PackedPrefill, Piece, Shape, pack
-from north_jax.packed.attention import packed_attention, whole_attention
+from north_jax.packed import PackedPrefill, Piece, pack
+from north_jax.packed.attention import packed_attention
 from north_jax.packed.chunk import Chunk, begin
 from north_jax.packed.experts import packed_experts
 
@@ -48,12 +49,13 @@ def measure(
       whole_seconds: that the whole prompt takes.
 
     Returns:
-      for each part its milliseconds and TFLOP/s, and the milliseconds of the rest.
+      for each part its milliseconds and TFLOP/s, and the milliseconds of the rest; of a prompt of one chunk also what
+      cuDNN's attention takes, whose causal mask suits no other.
     """
     seconds, flops = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
     for start, tokens in pieces:
-        shape = prefill.shape_of([Piece(np.zeros(tokens, np.int32), start)])
-        for part, spent in _chunk_seconds(config, params, cache, shape, start, tokens).items():
+        length = prefill.shape_of([Piece(np.zeros(tokens, np.int32), start)])
+        for part, spent in _chunk_seconds(config, params, cache, length, start, tokens).items():
             seconds[part] += spent
         for part, count in chunk_flops(config, start, tokens).items():
             flops[part] += count
@@ -61,6 +63,8 @@ def measure(
     for part in PARTS:
         rows[f"{part}_ms"] = round(seconds[part] * 1e3, 3)
         rows[f"{part}_tflop_s"] = round(flops[part] / seconds[part] / 1e12, 1) if seconds[part] else None
+    if len(pieces) == 1:
+        rows["cudnn_attention_ms"] = round(_cudnn_seconds(config, params["embed"].dtype, pieces[0][1]) * 1e3, 3)
     rows["rest_ms"] = round((whole_seconds - sum(seconds.values())) * 1e3, 3)
     return rows
 
@@ -91,29 +95,25 @@ def chunk_flops(config: Config, start: int, tokens: int) -> dict[str, float]:
 
 
 def _chunk_seconds(
-    config: Config, params: Params, cache: KVCache, shape: Shape, start: int, tokens: int
+    config: Config, params: Params, cache: KVCache, length: int, start: int, tokens: int
 ) -> dict[str, float]:
-    packed = pack([Piece(np.zeros(tokens, np.int32), start)], tokens=shape.tokens, rows=1)
+    packed = pack([Piece(np.zeros(tokens, np.int32), start)], tokens=length, rows=1)
     tables = _any_pages(config, cache)
-    x, chunk = jax.jit(partial(begin, config))(params["embed"], packed, tables)
-    heads, kv_heads, d = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    x, chunk = _begin(config, params["embed"], packed, tables)
+    q, _, _ = _random_qkv(config, x.dtype, length)
     h = jax.random.normal(jax.random.key(0), x.shape, jnp.float32).astype(x.dtype)
-    qkv = jax.random.normal(jax.random.key(1), (x.shape[0], heads + 2 * kv_heads, d), jnp.float32).astype(x.dtype)
-    q, k, v = (jnp.copy(part) for part in jnp.split(qkv, [heads, heads + kv_heads], axis=1))
     layers = [params["layers"][i] for i in range(config.num_hidden_layers)]
     sparse = [i for i in range(len(layers)) if config.mlp_layer_types[i] != DENSE]
 
-    windows = {i: jax.jit(partial(_attend, config, i, shape.whole)) for i in _first_by_window(config).values()}
     first = _first_by_window(config)
-    attention = [
-        partial(windows[first[_attention_kind(config, i)]], q, k, v, cache[i], chunk) for i in range(len(layers))
+    attend = [
+        partial(_attend, config, first[_attention_kind(config, i)], q, cache[i], chunk) for i in range(len(layers))
     ]
-    route_and_run = jax.jit(partial(_experts, config))
-    experts = [partial(route_and_run, layers[i]["mlp"], h, chunk.valid) for i in sparse]
+    experts = [partial(_experts, config, layers[i]["mlp"], h, chunk.valid) for i in sparse]
     mixed = q.reshape(x.shape[0], -1)
     projections = [partial(_project, layer["qkv"], layer["o"], h, mixed) for layer in layers]
     projections += [partial(_dense, layers[i]["mlp"], h) for i in range(len(layers)) if i not in sparse]
-    return {"attention": _time(attention), "experts": _time(experts), "projections": _time(projections)}
+    return {"attention": _time(attend), "experts": _time(experts), "projections": _time(projections)}
 
 
 def _any_pages(config: Config, cache: KVCache) -> PageTables:
@@ -134,14 +134,30 @@ def _first_by_window(config: Config) -> dict[tuple[int | None, str], int]:
     return first
 
 
-def _attend(config: Config, layer: int, whole: bool, q: Array, k: Array, v: Array, pages: Array, chunk: Chunk) -> Array:
+def _random_qkv(config: Config, dtype: jnp.dtype, tokens: int) -> list[Array]:
+    heads, kv_heads, d = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    drawn = jax.random.normal(jax.random.key(1), (tokens, heads + 2 * kv_heads, d), jnp.float32).astype(dtype)
+    return [jnp.copy(part) for part in jnp.split(drawn, [heads, heads + kv_heads], axis=1)]
+
+
+def _cudnn_seconds(config: Config, dtype: jnp.dtype, tokens: int) -> float:
+    """Of the attention of all layers to a prompt of its own, as `attention` runs it: by cuDNN, on a GPU in 16 bits."""
+    operands = [part[None] for part in _random_qkv(config, dtype, tokens)]
+    windows = map(config.window, range(config.num_hidden_layers))
+    return _time([partial(_attend_whole, *operands, window) for window in windows])
+
+
+_attend_whole = jax.jit(attention, static_argnums=3)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _attend(config: Config, layer: int, q: Array, pages: Array, chunk: Chunk) -> Array:
     window, places = config.window(layer), chunk.places(config, layer)
-    if whole:
-        return whole_attention(q, k, v, window)
     tiles = (places.tiles, places.works)
     return packed_attention(q, pages, places.table, tiles, chunk.offset, chunk.start, chunk.length, window)
 
 
+@partial(jax.jit, static_argnums=0)
 def _experts(config: Config, mlp: Params, h: Array, valid: Array) -> Array:
     experts, weights, _ = route(config, mlp["router"], h)
     return packed_experts(config, mlp, h, experts, weights, valid)
@@ -153,6 +169,7 @@ def _project(qkv: Array, o: Array, h: Array, mixed: Array) -> tuple[Array, Array
 
 
 _dense = jax.jit(dense_mlp)
+_begin = jax.jit(begin, static_argnums=0)
 
 
 def _time(calls: Sequence[Callable[[], Any]]) -> float:

@@ -81,6 +81,12 @@ def _rows_of_many(group: jax.Array, start: jax.Array) -> jax.Array:
     return row.reshape(-1)[:assignments]
 
 
+def most_turns(groups: int, tiling: Tiling, *, rows: int, columns: int, blocks: int) -> int:
+    """Turns that a block has at most, with tiles of so many sorted rows in so many groups."""
+    most = (rows // tiling.rows + groups) * (columns // (tiling.columns * tiling.cluster))
+    return -(-most // blocks)
+
+
 def work_items(groups: Groups, tiling: Tiling, *, rows: int, columns: int, blocks: int) -> WorkItems:
     """Deals the tiles of a product out to the blocks of the grid.
 
@@ -101,8 +107,7 @@ def work_items(groups: Groups, tiling: Tiling, *, rows: int, columns: int, block
     parts = tiling.row_warpgroups
     count = groups.size.shape[0]
     across = columns // (tiling.columns * tiling.cluster)
-    most = (rows // tiling.rows + count) * across
-    turns = -(-most // blocks)
+    turns = most_turns(count, tiling, rows=rows, columns=columns, blocks=blocks)
     full = groups.size // tiling.rows  # [E] tiles of which every row counts, or that need every warpgroup
     rest = groups.size - full * tiling.rows
     if parts == 2:

@@ -9,4 +9,3 @@ from .packing import Piece as Piece
 from .packing import pack as pack
 from .packing import packed_length as packed_length
 from .prefill import PackedPrefill as PackedPrefill
-from .prefill import Shape as Shape

@@ -1,11 +1,11 @@
-"""Attention of a packed chunk: to the pages of every piece's prompt, or of one whole prompt to itself."""
+"""Attention of a packed chunk to the pages of every piece's prompt."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
-from ..attention import attention, paged_attention
+from ..attention import paged_attention
 from ..kernels.device import multiprocessors, runs_kernels
 from ..kernels.paged_attention import paged_attention_kernel
 from ..kernels.query_tiles import query_tiles
@@ -74,11 +74,3 @@ def packed_attention_reference(
     rows = q.at[token].get(mode="clip")
     out = paged_attention(rows, pages, table[jnp.maximum(piece, 0)], position, count, window)
     return jnp.zeros_like(q).at[token].set(out, mode="drop")
-
-
-def whole_attention(q: Array, k: Array, v: Array, window: int | None) -> Array:
-    """Causal attention of a chunk that is one prompt from its beginning on: q [T, H, d], k and v [T, K, d].
-
-    Padding after the prompt is seen by no token of it.
-    """
-    return attention(q[None], k[None], v[None], window)[0]

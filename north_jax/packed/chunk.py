@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from ..config import DENSE, FULL, SLIDING, Config
 from ..kernels.query_tiles import query_tiles
 from ..kv_cache import PAGE_SIZE, PageTables
-from ..layers import Array, Params, dense_mlp, embed, head, linear, norm, project_qkv
+from ..layers import Array, Params, dense_mlp, embed, head, linear, norm, rope_frequencies
 from ..moe import route
 from ..native import kv_write
-from .attention import packed_attention, whole_attention
+from .attention import packed_attention
 from .experts import packed_experts
 from .packing import Packed
 
@@ -33,7 +34,8 @@ class Places(NamedTuple):
 class Chunk(NamedTuple):
     """A packed chunk on the device."""
 
-    position: Array  # [T] int32
+    cosine: Array  # [T, d] float32, by which a rotated value is multiplied
+    sine: Array  # [T, d] float32, by which the other one of its pair is, to be added
     valid: Array  # [T] bool: belongs to a piece
     slot: Array  # [W] int32, in its page, of each token written
     written: Array  # [W] int32: 1, or 0 for padding
@@ -83,12 +85,34 @@ def begin(config: Config, embedding: Array, packed: Packed, tables: PageTables) 
     window = config.sliding_window if SLIDING in config.layer_types else None
     x = embed({"embed": embedding}, tokens)
     slot = places % PAGE_SIZE
-    return x, Chunk(position, valid, slot, written, offset, start, length, group(full, None), group(sliding, window))
+    return x, Chunk(
+        *_rotation(config, position),
+        valid,
+        slot,
+        written,
+        offset,
+        start,
+        length,
+        group(full, None),
+        group(sliding, window),
+    )
 
 
-def layer(
-    config: Config, like: int, params: Params, pages: Array, x: Array, chunk: Chunk, *, whole: bool
-) -> tuple[Array, Array]:
+def _rotation(config: Config, position: Array) -> tuple[Array, Array]:
+    """Rotary encoding of positions [T] as two factors [T, d]: of a value, and of the other value of its pair."""
+    angle = position[:, None].astype(jnp.float32) * rope_frequencies(config)  # [T, d/2]
+    sine = jnp.sin(angle)
+    return jnp.repeat(jnp.cos(angle), 2, axis=1), jnp.stack([-sine, sine], axis=-1).reshape(-1, config.head_dim)
+
+
+def rotated(x: Array, cosine: Array, sine: Array) -> Array:
+    """`layers.rotate` of x [T, heads, d] by factors of `_rotation`: in one pass, without halves to be interleaved."""
+    values = x.astype(jnp.float32)
+    swapped = jnp.flip(values.reshape(*x.shape[:-1], -1, 2), axis=-1).reshape(x.shape)
+    return (values * cosine[:, None] + swapped * sine[:, None]).astype(x.dtype)
+
+
+def layer(config: Config, like: int, params: Params, pages: Array, x: Array, chunk: Chunk) -> tuple[Array, Array]:
     """One layer over a chunk.
 
     Args:
@@ -98,37 +122,57 @@ def layer(
       pages: [pages, 2, K, PAGE_SIZE, d] of this layer.
       x: [T, D].
       chunk: from `begin`.
-      whole: whether the chunk is one prompt from its beginning on, with offset and start 0.
 
     Returns:
       the pages with the chunk's keys and values, and [T, D] (padding meaningless but finite).
     """
-    places, window = chunk.places(config, like), config.window(like)
+    places = chunk.places(config, like)
     h = norm(config, x, params["norm"])
-    q, k, v = project_qkv(config, like, h, params["qkv"], chunk.position)
+    q, k, v = _project(config, like, h, params["qkv"], chunk)
     pages = _write(pages, k, v, places, chunk)
-    if whole:
-        mixed = whole_attention(q, k, v, window)
-    else:
-        tiles = (places.tiles, places.works)
-        mixed = packed_attention(q, pages, places.table, tiles, chunk.offset, chunk.start, chunk.length, window)
+    tiles = (places.tiles, places.works)
+    mixed = packed_attention(
+        q, pages, places.table, tiles, chunk.offset, chunk.start, chunk.length, config.window(like)
+    )
     attended = linear(mixed.reshape(x.shape[0], -1), params["o"])
-    added = attended + _feed_forward(config, like, params["mlp"], h, chunk.valid)
-    return pages, x + jnp.where(chunk.valid[:, None], added, 0)
+    mlp = params["mlp"]
+    if config.mlp_layer_types[like] == DENSE:
+        return pages, x + jnp.where(chunk.valid[:, None], attended + dense_mlp(mlp, h), 0)
+    experts, weights, _ = route(config, mlp["router"], h)
+    return pages, packed_experts(config, mlp, h, experts, weights, chunk.valid, onto=(x, attended))
+
+
+def layers(
+    config: Config, like: tuple[int, ...], params: tuple[Params, ...], pages: tuple[Array, ...], x: Array, chunk: Chunk
+) -> tuple[tuple[Array, ...], Array]:
+    """Several layers, one after another: as `layer`, with a tuple of what is of one layer there."""
+    updated = []
+    for one, weights, held in zip(like, params, pages, strict=True):
+        held, x = _layer(config, one, weights, held, x, chunk)
+        updated.append(held)
+    return tuple(updated), x
+
+
+_layer = jax.jit(layer, static_argnums=(0, 1))  # traced once for all layers of a kind
+
+
+def _project(config: Config, like: int, h: Array, weight: Array, chunk: Chunk) -> tuple[Array, Array, Array]:
+    """`layers.project_qkv`, with the rotation's factors computed before."""
+    heads, kv_heads, d = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    fused = linear(h, weight).reshape(h.shape[0], heads + 2 * kv_heads, d)
+    q, k, v = jnp.split(fused, [heads, heads + kv_heads], axis=1)
+    if config.rope_layers[like]:
+        q, k = (rotated(part, chunk.cosine, chunk.sine) for part in (q, k))
+    return q, k, v
 
 
 def _write(pages: Array, k: Array, v: Array, places: Places, chunk: Chunk) -> Array:
     """Writes keys and values, [T, K, d] each, and clears the rest of the last pages: each token is a row of its own."""
-    clear = ((0, places.page.shape[0] - k.shape[0]), (0, 0), (0, 0))
-    k, v = (jnp.pad(values.astype(pages.dtype), clear)[:, None] for values in (k, v))  # [W, 1, K, d]
-    return kv_write(pages, k, v, places.page, chunk.slot, chunk.written)
-
-
-def _feed_forward(config: Config, like: int, mlp: Params, h: Array, valid: Array) -> Array:
-    if config.mlp_layer_types[like] == DENSE:
-        return dense_mlp(mlp, h)
-    experts, weights, _ = route(config, mlp["router"], h)
-    return packed_experts(config, mlp, h, experts, weights, valid)
+    tokens = k.shape[0]
+    k, v = (values.astype(pages.dtype)[:, None] for values in (k, v))  # [T, 1, K, d]
+    pages = kv_write(pages, k, v, places.page[:tokens], chunk.slot[:tokens], chunk.written[:tokens])
+    nothing = jnp.zeros((places.page.shape[0] - tokens, *k.shape[1:]), pages.dtype)
+    return kv_write(pages, nothing, nothing, places.page[tokens:], chunk.slot[tokens:], chunk.written[tokens:])
 
 
 def finish(config: Config, embedding: Array, final_norm: Array, x: Array, chunk: Chunk) -> Array:
@@ -144,3 +188,29 @@ def kinds(config: Config) -> list[int]:
         first.setdefault((config.rope_layers[i], config.window(i), config.mlp_layer_types[i], config.layer_types[i]), i)
         for i in range(config.num_hidden_layers)
     ]
+
+
+def programs(kinds: list[int], most: int = 8) -> list[tuple[int, ...]]:
+    """Cuts the layers into runs, each of which is one call of a compiled program: few calls of few programs.
+
+    A program takes as long to compile as it has layers, and between two calls the GPU waits. So the kinds' period is
+    looked for: what comes before it runs layer by layer, and so does what remains at the end.
+
+    Args:
+      kinds: of `kinds`.
+      most: layers of a program.
+
+    Returns:
+      the kinds of each run's layers.
+    """
+    count = len(kinds)
+
+    def cut(first: int, period: int) -> list[tuple[int, ...]]:
+        whole = (count - first) // period
+        runs = [tuple(kinds[first + i * period : first + (i + 1) * period]) for i in range(whole)]
+        return [*((kind,) for kind in kinds[:first]), *runs, *((kind,) for kind in kinds[first + whole * period :])]
+
+    def cost(runs: list[tuple[int, ...]]) -> tuple[int, int]:
+        return 2 * sum(map(len, set(runs))) + len(runs), len(runs)
+
+    return min((cut(first, period) for period in range(1, most + 1) for first in range(count)), key=cost)

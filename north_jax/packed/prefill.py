@@ -1,4 +1,4 @@
-"""Packed prefill as compiled programs: a few a chunk size, run layer by layer."""
+"""Packed prefill as compiled programs: a few a chunk size, each of a few layers."""
 
 from __future__ import annotations
 
@@ -8,36 +8,26 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ..config import Config
-from ..kernels.device import has_cuda
 from ..kv_cache import KVCache, PageTables
 from ..layers import Array, Params
 from .buckets import buckets
-from .chunk import begin, finish, kinds, layer
+from .chunk import begin, finish, kinds, layers, programs
 from .packing import Packed, Piece, pack, packed_length
 
 # Of the module, so that engines of one model compile them once.
 _begin = jax.jit(begin, static_argnums=0)
-_layer = jax.jit(layer, static_argnums=(0, 1), static_argnames="whole", donate_argnums=(3, 4))
+_layers = jax.jit(layers, static_argnums=(0, 1), donate_argnums=(3, 4))
 _finish = jax.jit(finish, static_argnums=0)
 
 _LOWERING = threading.Lock()  # it is Python's work, and the kernels' is not said to be thread-safe
-LEAST_WHOLE = 1024  # tokens from which on a whole prompt gets a program of its own
-
-
-class Shape(NamedTuple):
-    """What a chunk's programs are compiled for."""
-
-    tokens: int
-    whole: bool  # one prompt from its beginning on: it attends to itself by cuDNN instead of to its pages
 
 
 class _Programs(NamedTuple):
     begin: Callable[..., Any]
-    layers: dict[int, Callable[..., Any]]  # by kind
+    layers: dict[tuple[int, ...], Callable[..., Any]]  # by the kinds of their layers
     finish: Callable[..., Any]
 
 
@@ -57,75 +47,72 @@ class PackedPrefill:
         self.lengths = buckets(most)
         self._config, self._params = config, params
         self._rows, self._entries = rows, entries
-        self._kinds = kinds(config)
-        self._programs: dict[Shape, _Programs] = {}
+        self._runs = programs(kinds(config))
+        self._programs: dict[int, _Programs] = {}
         self._changed = threading.Lock()
-        self._whole = has_cuda() and jnp.dtype(params["embed"].dtype).itemsize == 2
 
     @property
-    def needed(self) -> tuple[Shape, ...]:
-        """What to compile first: the shortest and the longest chunk, and the longest whole prompt."""
-        pages, whole = self._all
-        return tuple(dict.fromkeys((pages[0], pages[-1], *whole[-1:])))
+    def needed(self) -> tuple[int, ...]:
+        """What to compile first: the shortest and the longest chunk."""
+        return tuple(dict.fromkeys((self.lengths[0], self.lengths[-1])))
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
-        """Everything that may be compiled: `needed`, then the others from the longest on."""
-        pages, whole = self._all
+    def shapes(self) -> tuple[int, ...]:
+        """Lengths of all chunks that may be compiled: `needed`, then the others from the longest on."""
         needed = self.needed
-        return (*needed, *(shape for shape in reversed(pages + whole) if shape not in needed))
+        return (*needed, *(length for length in reversed(self.lengths) if length not in needed))
 
     @property
-    def _all(self) -> tuple[list[Shape], list[Shape]]:
-        """Through pages, and of whole prompts, each from the shortest on."""
-        pages = [Shape(length, False) for length in self.lengths]
-        return pages, [Shape(length, True) for length in self.lengths if self._whole and length >= LEAST_WHOLE]
-
-    @property
-    def compiled(self) -> frozenset[Shape]:
+    def compiled(self) -> frozenset[int]:
         """What is compiled so far."""
         with self._changed:
             return frozenset(self._programs)
 
-    def compile(self, shape: Shape, cache: KVCache) -> None:
-        """Compiles the programs of one shape, unless they are there.
+    def compile(self, length: int, cache: KVCache) -> None:
+        """Compiles the programs of one chunk length, unless they are there.
 
         Args:
-          shape: of `shapes`.
+          length: of `shapes`.
           cache: pages of the sizes that chunks will have; only looked at.
         """
-        if shape in self.compiled:
+        if length in self.compiled:
             return
         with _LOWERING:
-            start, layers, end = self._lowered(shape, cache)
+            start, layers, end = self._lowered(length, cache)
         with ThreadPoolExecutor() as pool:
             first, *middle, last = pool.map(lambda lowered: lowered.compile(), (start, *layers.values(), end))
         programs = _Programs(first, dict(zip(layers, middle, strict=True)), last)
         with self._changed:
-            self._programs[shape] = programs
+            self._programs[length] = programs
 
     def _lowered(
-        self, shape: Shape, cache: KVCache
-    ) -> tuple[jax.stages.Lowered, dict[int, jax.stages.Lowered], jax.stages.Lowered]:
+        self, length: int, cache: KVCache
+    ) -> tuple[jax.stages.Lowered, dict[tuple[int, ...], jax.stages.Lowered], jax.stages.Lowered]:
         config, params, rows = self._config, self._params, self._rows
-        packed = Packed(np.zeros(shape.tokens, np.int32), *np.zeros((3, rows), np.int32))
+        packed = Packed(np.zeros(length, np.int32), *np.zeros((3, rows), np.int32))
         tables = PageTables(*(np.zeros((rows, entries), np.int32) for entries in self._entries))
         start = _begin.lower(config, params["embed"], packed, tables)
         x, chunk = start.out_info
         layers = {
-            kind: _layer.lower(config, kind, params["layers"][kind], cache[kind], x, chunk, whole=shape.whole)
-            for kind in sorted(set(self._kinds))
+            run: _layers.lower(
+                config,
+                run,
+                tuple(params["layers"][kind] for kind in run),
+                tuple(cache[kind] for kind in run),
+                x,
+                chunk,
+            )
+            for run in sorted(set(self._runs))
         }
         return start, layers, _finish.lower(config, params["embed"], params["final_norm"], x, chunk)
 
-    def shape_of(self, pieces: Sequence[Piece]) -> Shape:
-        """The compiled shape that a chunk of these pieces runs in. Raises ValueError where none holds it."""
+    def shape_of(self, pieces: Sequence[Piece]) -> int:
+        """The shortest compiled length that holds a chunk of these pieces. Raises ValueError where none does."""
         tokens = packed_length([len(piece.tokens) for piece in pieces])
-        whole = len(pieces) == 1 and pieces[0].start == 0
-        fitting = [shape for shape in self.compiled if shape.tokens >= tokens and (whole or not shape.whole)]
+        fitting = [length for length in self.compiled if length >= tokens]
         if not fitting:
             raise ValueError(f"a chunk of {tokens} tokens exceeds what is compiled")
-        return min(fitting, key=lambda shape: (shape.tokens, not shape.whole))
+        return min(fitting)
 
     def run(self, cache: KVCache, tables: PageTables, pieces: Sequence[Piece]) -> tuple[KVCache, Array, Array]:
         """Appends pieces to their prompts.
@@ -139,15 +126,18 @@ class PackedPrefill:
           the updated cache, the last layer's output [T, D] with each piece at its place in `pack`, and float32 logits
           [rows, V] after the last token of each piece.
         """
-        shape = self.shape_of(pieces)
+        length = self.shape_of(pieces)
         with self._changed:
-            programs = self._programs[shape]
-        packed = pack(pieces, tokens=shape.tokens, rows=self._rows)
+            programs = self._programs[length]
+        packed = pack(pieces, tokens=length, rows=self._rows)
         missing = ((0, self._rows - len(pieces)), (0, 0))
         tables = PageTables(*(np.pad(np.asarray(table, np.int32), missing, constant_values=-1) for table in tables))
         params = self._params
         x, chunk = programs.begin(params["embed"], packed, tables)
-        updated = list(cache)
-        for number, kind in enumerate(self._kinds):
-            updated[number], x = programs.layers[kind](params["layers"][number], updated[number], x, chunk)
+        updated: list[Array] = []
+        for run in self._runs:
+            numbers = range(len(updated), len(updated) + len(run))
+            layers = tuple(params["layers"][number] for number in numbers)
+            pages, x = programs.layers[run](layers, tuple(cache[number] for number in numbers), x, chunk)
+            updated += pages
         return tuple(updated), x, programs.finish(params["embed"], params["final_norm"], x, chunk)

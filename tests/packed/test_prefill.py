@@ -10,8 +10,9 @@ from support import tiny_config, tiny_params
 
 import north_jax
 from north_jax.kv_cache import PAGE_SIZE, PagedRows, PageTables, init_cache, pages_for, ring_entries
-from north_jax.packed import PackedPrefill, Piece, Shape
-from north_jax.packed.chunk import kinds
+from north_jax.layers import rotate
+from north_jax.packed import PackedPrefill, Piece, pack
+from north_jax.packed.chunk import begin, kinds, programs, rotated
 
 CONFIG = tiny_config()  # window 70
 LENGTH = 330
@@ -45,7 +46,7 @@ def new_cache():
 def prefill(params):
     entries = pages_for(LENGTH), ring_entries(CONFIG, LENGTH, CHUNK)
     made = PackedPrefill(CONFIG, params, rows=ROWS, most=CHUNK, entries=entries)
-    made.compile(Shape(CHUNK, False), new_cache())
+    made.compile(CHUNK, new_cache())
     return made
 
 
@@ -132,28 +133,31 @@ def test_the_cache_is_updated_in_place(prefill, sequences, expected):
 def test_the_shortest_compiled_chunk_is_taken(params):
     entries = pages_for(LENGTH), ring_entries(CONFIG, LENGTH, 256)
     made = PackedPrefill(CONFIG, params, rows=ROWS, most=256, entries=entries)
-    assert made.needed == made.shapes[:2] == (Shape(64, False), Shape(256, False))
-    assert sorted(shape.tokens for shape in made.shapes) == list(made.lengths)
+    assert made.needed == made.shapes[:2] == (64, 256)
+    assert sorted(made.shapes) == list(made.lengths)
     with pytest.raises(ValueError, match="chunk of 5 tokens exceeds what is compiled"):
         made.shape_of([Piece([1] * 5, 0)])
-    made._programs |= dict.fromkeys((Shape(128, False), Shape(64, False)))  # as if compiled
-    assert made.shape_of([Piece([1] * 64, 0)]) == Shape(64, False)
-    assert made.shape_of([Piece([1] * 3, 0), Piece([1] * 60, 7)]) == Shape(128, False)
+    made._programs |= dict.fromkeys((128, 64))  # as if compiled
+    assert made.shape_of([Piece([1] * 64, 0)]) == 64
+    assert made.shape_of([Piece([1] * 3, 0), Piece([1] * 60, 7)]) == 128
     with pytest.raises(ValueError, match="136 tokens"):
         made.shape_of([Piece([1] * 100, 0), Piece([1] * 32, 0)])
 
 
-def test_layers_of_a_kind_share_a_program():
+def test_layers_of_a_kind_share_a_program_and_a_period_is_one():
     assert kinds(CONFIG) == [0, 1, 1, 1, 4]
+    assert programs(kinds(CONFIG)) == [(0, 1, 1, 1, 4)]
+    assert programs([0] + 12 * [1, 1, 1, 4]) == [(0,), *12 * [(1, 1, 1, 4)]]
+    assert programs([0, 0] + 6 * [2, 3] + [2]) == [(0,), (0,), *6 * [(2, 3)], (2,)]
+    assert programs([0, 1, 2, 3, 1, 1, 2, 3, 2, 1]) == [(kind,) for kind in (0, 1, 2, 3, 1, 1, 2, 3, 2, 1)]
+    assert programs([0]) == [(0,)]
 
 
-def test_whole_prompts_give_what_chunks_give(prefill, params, sequences, expected):
-    """The form that a GPU runs by cuDNN, here in its plain one."""
-    entries = pages_for(LENGTH), ring_entries(CONFIG, LENGTH, CHUNK)
-    made = PackedPrefill(CONFIG, params, rows=ROWS, most=CHUNK, entries=entries)
-    made.compile(Shape(CHUNK, True), new_cache())
-    made._programs |= prefill._programs
-    prompts = Prompts(made, sequences, expected)
-    assert made.shape_of([Piece([1] * 100, 0)]).whole
-    assert prompts.feed(100, 0, 0) < TOLERANCE
-    assert prompts.feed(CHUNK, 0, 0) < TOLERANCE  # goes on from its pages
+def test_rotation_is_that_of_the_layers():
+    packed = pack([Piece([1] * 60, 1000)], tokens=64, rows=1)
+    table = np.zeros((1, 20), np.int32)
+    embedding = jnp.ones((CONFIG.vocab_size, CONFIG.hidden_size))
+    _, chunk = jax.jit(begin, static_argnums=0)(CONFIG, embedding, packed, PageTables(table, table))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(60, 4, CONFIG.head_dim)), jnp.float32)
+    expected = rotate(CONFIG, x, jnp.arange(1000, 1060, dtype=jnp.int32))
+    np.testing.assert_allclose(rotated(x, chunk.cosine[:60], chunk.sine[:60]), expected, atol=2e-4)  # angles to 1000
