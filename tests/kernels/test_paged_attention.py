@@ -15,6 +15,14 @@ from north_jax.kernels.paged_attention import AttentionSizes, paged_attention_ke
 from north_jax.kernels.query_tiles import NOTHING, TILE, TOKEN_ALIGN, query_tiles, tile_count
 from north_jax.kv_cache import PAGE_SIZE
 
+attend = jax.jit(paged_attention, static_argnums=5)
+
+
+@partial(jax.jit, static_argnums=6, static_argnames=("sizes", "blocks", "interpret"))
+def run(q, pages, table, offset, start, length, window, **options):
+    tiles, count = query_tiles(offset, start, length, tokens=q.shape[0], window=window)
+    return paged_attention_kernel(q, pages, table, tiles, count, window=window, **options)
+
 
 class Prompts:
     """Packed queries of several prompts over shuffled pages, whose tables are rings that the positions may wrap."""
@@ -32,8 +40,7 @@ class Prompts:
         self.q = jnp.asarray(rng.normal(size=(self.tokens, heads, d)) * 1.5, jnp.bfloat16)
 
     def kernel(self, window, **options):
-        tiles, count = query_tiles(self.offset, self.start, self.length, tokens=self.tokens, window=window)
-        return paged_attention_kernel(self.q, self.pages, self.table, tiles, count, window=window, **options)
+        return run(self.q, self.pages, self.table, self.offset, self.start, self.length, window, **options)
 
     def differences(self, result, window, queries=slice(None)):
         """For each prompt the largest difference from the reference in float32, of some of its queries."""
@@ -43,9 +50,7 @@ class Prompts:
                 continue
             rows = slice(first, first + length)
             one = (a[i : i + 1] for a in (self.table, self.start, self.length))
-            expected = jax.jit(paged_attention, static_argnums=5)(
-                self.q[None, rows].astype(jnp.float32), pages, *one, window
-            )[0]
+            expected = attend(self.q[None, rows].astype(jnp.float32), pages, *one, window)[0]
             yield float(jnp.max(jnp.abs(result[rows].astype(jnp.float32) - expected)[queries]))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,8 +40,8 @@ def expected(h, experts, weights, gate_up, down):
 def test_sorted_experts_in_the_interpreter(tilings):
     h, experts, weights, gate_up, down = operands()
     h = jnp.where(VALID[:, None], h, 0)  # row 0 stands for padding in the sorted rows
-    run = {"tilings": tilings, "blocks": 2, "interpret": plgpu.InterpretGPUParams()}
-    result = np.asarray(sorted_experts(h, experts, weights, jnp.asarray(VALID), gate_up, down, **run), np.float32)
+    run = jax.jit(partial(sorted_experts, tilings=tilings, blocks=2, interpret=plgpu.InterpretGPUParams()))
+    result = np.asarray(run(h, experts, weights, VALID, gate_up, down), np.float32)
     reference = expected(h, experts, weights, gate_up, down)
     assert np.abs(result[VALID] - reference).max() < 1e-2 * np.abs(reference).max()
     assert not result[~VALID].any()
