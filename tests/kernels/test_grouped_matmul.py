@@ -19,19 +19,24 @@ from north_jax.kernels.tiling import Tiling
 from north_jax.kernels.work_items import WorkItems, sort_rows, sorted_rows, work_items
 
 GROUPS = 3
+sort = jax.jit(sort_rows, static_argnums=(1, 2))
+deal = jax.jit(work_items, static_argnums=1, static_argnames=("rows", "columns", "blocks"))
+reference = jax.jit(grouped_matmul_reference, static_argnames="gated")
 
 
 def operands(tiling, *, assignments, depth, columns, seed=0):
     """Sorted rows, matrices and groups; the last of the groups is empty, some assignments belong to none."""
     rng = np.random.default_rng(seed)
-    group = jnp.asarray(rng.choice([0, 1, GROUPS], assignments, p=[0.3, 0.6, 0.1]), jnp.int32)
-    groups, row = sort_rows(group, GROUPS, tiling)
+    group = rng.choice(np.array([0, 1, GROUPS], np.int32), assignments, p=[0.3, 0.6, 0.1])
+    groups, row = sort(group, GROUPS, tiling)
+    row = np.asarray(row)
     rows = sorted_rows(assignments, GROUPS, tiling)
-    values = jnp.asarray(rng.normal(size=(assignments, depth)), jnp.bfloat16)
+    mine = group < GROUPS
     # What lies between groups is NaN: it must not reach any row that counts.
-    x = jnp.full((rows, depth), jnp.nan, jnp.bfloat16).at[row].set(values, mode="drop")
-    weights = jnp.asarray(rng.normal(size=(GROUPS, columns, depth)) * depth**-0.5, jnp.bfloat16)
-    return x, weights, groups, np.asarray(row)[np.asarray(group) < GROUPS]
+    x = np.full((rows, depth), np.nan, np.float32)
+    x[row[mine]] = rng.normal(size=(assignments, depth))[mine]
+    weights = rng.normal(size=(GROUPS, columns, depth)) * depth**-0.5
+    return jnp.asarray(x.astype(jnp.bfloat16)), jnp.asarray(weights.astype(jnp.bfloat16)), groups, row[mine]
 
 
 @pytest.mark.parametrize(
@@ -46,12 +51,12 @@ def operands(tiling, *, assignments, depth, columns, seed=0):
 def test_the_kernel_in_the_interpreter(tiling, gated, assignments, depth, columns):
     x, weights, groups, rows = operands(tiling, assignments=assignments, depth=depth, columns=columns)
     blocks = 2
-    work = work_items(groups, tiling, rows=x.shape[0], columns=columns, blocks=blocks // tiling.cluster)
+    work = deal(groups, tiling, rows=x.shape[0], columns=columns, blocks=blocks // tiling.cluster)
     interpret = plgpu.InterpretGPUParams()
-    result = grouped_matmul(x, weights, work, tiling, gated=gated, blocks=blocks, interpret=interpret)
-    expected = grouped_matmul_reference(jnp.nan_to_num(x), weights, groups, gated=gated)
-    difference = np.abs(np.asarray(result - expected, np.float32))[rows]
-    assert difference.max() <= 2**-7 * np.abs(np.asarray(expected, np.float32)).max()
+    run = jax.jit(partial(grouped_matmul, tiling=tiling, gated=gated, blocks=blocks, interpret=interpret))
+    result = np.asarray(run(x, weights, work), np.float32)
+    expected = np.asarray(reference(np.nan_to_num(x), weights, groups, gated=gated), np.float32)
+    assert np.abs(result - expected)[rows].max() <= 2**-7 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(
@@ -79,7 +84,7 @@ def test_what_does_not_fit_is_refused(change, message):
 def test_it_lowers_for_cuda_without_a_gpu():
     tiling = Tiling()
     x, weights, groups, _ = operands(tiling, assignments=100, depth=128, columns=256)
-    work = work_items(groups, tiling, rows=x.shape[0], columns=256, blocks=132)
+    work = deal(groups, tiling, rows=x.shape[0], columns=256, blocks=132)
     f = jax.jit(partial(grouped_matmul, tiling=tiling, gated=True, blocks=132))
     assert "mosaic_gpu" in f.trace(x, weights, work).lower(lowering_platforms=("cuda",)).as_text()
 
