@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .bench.record import provenance
 from .bench.weights import random_params
 from .checkpoint import load
 from .checkpoint.errors import CheckpointError
@@ -74,12 +72,6 @@ def chosen_model(options: argparse.Namespace, *, needs_text: bool = False) -> Ch
     params = random_params(config, dtype=dtype)
     layers, width = config.num_hidden_layers, config.hidden_size
     return ChosenModel(config, params, None, f"random weights, {layers} layers of width {width}")
-
-
-def provenance_of(module: str) -> dict[str, Any]:
-    """`bench.record.provenance` of another command; of its paths, the last parts alone."""
-    arguments = [Path(argument).name if Path(argument).is_absolute() else argument for argument in sys.argv[1:]]
-    return {**provenance(), "command": " ".join(["python", "-m", module, *arguments])}
 
 
 def at_least(least: int) -> Callable[[str], int]:

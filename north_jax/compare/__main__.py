@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from ..model_options import MISTAKES, ChosenModel, add_model, at_least, chosen_model, provenance_of
+from ..model_options import MISTAKES, ChosenModel, add_model, at_least, chosen_model
+from ..provenance import provenance
 from .backends import LABELS, subjects
 from .comparison import compare
 from .heat_map import heat_map
@@ -87,7 +88,7 @@ def run(options: argparse.Namespace) -> None:
     )
     print("\n".join(tables(results)))
     whole: dict[str, Any] = {
-        "provenance": provenance_of("north_jax.compare"),
+        "provenance": provenance("north_jax.compare"),
         "model": model.title,
         "dtype": model.params["embed"].dtype.name,
         "prompt_tokens": len(prompt),

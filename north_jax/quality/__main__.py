@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..model_options import MISTAKES, ChosenModel, add_model, at_least, chosen_model, provenance_of
+from ..model_options import MISTAKES, ChosenModel, add_model, at_least, chosen_model
+from ..provenance import provenance
 from .held_out import HELD_OUT, held_out_texts
 from .measure import Completions, Plan, Spread, Texts, bits_per_byte, completions
 from .scorer import Scorer
@@ -120,7 +121,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     for name, share in same.items():
         print(f"{share:.0%} of the completions of {name} are those of {options.backends[0]}, token by token")
     whole = {
-        "provenance": provenance_of("north_jax.quality"),
+        "provenance": provenance("north_jax.quality"),
         "model": model.title,
         "dtype": model.params["embed"].dtype.name,
         "plan": dataclasses.asdict(plan),

@@ -10,8 +10,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from ...bench.record import command_line, provenance
 from ...config import Config
+from ...provenance import provenance
 from . import report
 from .calibration import fit
 from .load import SKEWED, UNIFORM
@@ -64,8 +64,8 @@ def main() -> None:
             case = Case(config, machine, rows_of_batch, context, arguments.routing)
             _print(report.ranking_table(case, kept(report.ranking_row(case, each, kind) for each in look(case))))
     if arguments.out:
-        command = command_line("north_jax.megakernel.timing")
-        origin = provenance() | {"device": f"none: a model of the {machine.name}", "devices": 0, "command": command}
+        device = f"none: a model of the {machine.name}"
+        origin = provenance("north_jax.megakernel.timing", device) | {"devices": 0}
         lines = ",\n".join("  " + json.dumps(row) for row in rows)
         arguments.out.write_text(f'{{\n "provenance": {json.dumps(origin)},\n "rows": [\n{lines}\n ]\n}}\n')
 
