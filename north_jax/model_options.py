@@ -7,13 +7,13 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .bench.weights import random_params
 from .checkpoint import load
 from .checkpoint.errors import CheckpointError
 from .checkpoint.loader import NANO
 from .config import Config, ConfigError
 from .decoding import BackendError
 from .layers import Params
+from .random_weights.weights import random_params
 from .text import Tokenizer, TokenizerError
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from north_jax.bench import agreement
 from north_jax.bench.comparison import compare, faults
 from north_jax.bench.reference import CANDIDATES, Outputs, Reference, doubt, references
 from north_jax.bench.shared_pages import Row, SharedPages
-from north_jax.bench.weights import STRONG, random_params
 from north_jax.compare.measures import errors
+from north_jax.random_weights.weights import STRONG, random_params
 
 pytestmark = pytest.mark.skipif(not ffi.available("cpu"), reason="nothing compiled")
 

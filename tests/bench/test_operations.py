@@ -17,8 +17,8 @@ from north_jax.bench.activations import EXECUTOR, read
 from north_jax.bench.operation_checks import Check, LayerChecks, fault
 from north_jax.bench.operations import Subject, depths
 from north_jax.bench.shared_pages import Row, SharedPages
-from north_jax.bench.weights import STRONG, random_params, truncated
 from north_jax.megakernel.decoder import MegakernelDecoder
+from north_jax.random_weights.weights import STRONG, random_params, truncated
 
 pytestmark = pytest.mark.skipif(not ffi.available("cpu"), reason="nothing compiled")
 

@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ...config import Config
+from ...geometries import NORTH
 from ...provenance import provenance
+from ...random_weights.popularity import SKEWED, UNIFORM
 from . import report
 from .calibration import fit
-from .load import SKEWED, UNIFORM
 from .machine import H200, MACHINES
 from .report import Row
 from .search import Case, Ranked, rank, search
-
-_CONFIG = Path(__file__).parents[2] / "bench" / "north_mini_code.json"
 
 
 def _integers(text: str) -> list[int]:
@@ -28,7 +27,7 @@ def _integers(text: str) -> list[int]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m north_jax.megakernel.timing", description=__doc__)
-    parser.add_argument("--config", type=Path, default=_CONFIG, help="config.json of the model")
+    parser.add_argument("--config", type=Path, default=NORTH, help="config.json of the model")
     parser.add_argument("--machine", choices=MACHINES, default=H200.name)
     parser.add_argument("--batches", type=_integers, default=[1, 2, 4, 8])
     parser.add_argument("--contexts", type=_integers, default=[1024, 8192, 32768])
