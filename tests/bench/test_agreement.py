@@ -52,6 +52,7 @@ FEW = ("--part", "slices", "--layers", 3, "--batch", 2, "--context", 0, 100, "--
 ONE = ("--part", "slices", "--layers", 3, "--batch", 2, "--context", 100, "--ragged", 0, "--long")
 
 
+@pytest.mark.slow
 def test_the_compiled_decode_agrees_and_a_second_run_adds_nothing(command, monkeypatch):
     status, rows = command(*FEW)
     assert status == 0

@@ -37,6 +37,7 @@ def command(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_rows_and_a_second_run(command, monkeypatch, capsys):
     options = ["--tokens", "1", "3", "--format", "bfloat16", "mxfp8", "--path", "shared", "expert-centric"]
     rows = command(*options)

@@ -71,6 +71,7 @@ def cache(pages):
 FEW = ("--batch", 1, SLOTS, "--context", *CONTEXTS, "--ragged", 1)
 
 
+@pytest.mark.slow
 def test_the_operations_agree_and_a_second_run_adds_nothing(command, monkeypatch, capsys):
     status, rows = command(*FEW)
     assert status == 0 and all(row["kernel"] == EXECUTOR and not row["faults"] for row in rows)

@@ -34,6 +34,7 @@ def command(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_answers_are_the_same_again_and_parts_are_kept(command, monkeypatch):
     status, rows = command("--steps", 400, "--parts", 2)
     assert status == 0 and [row["part"] for row in rows] == [0, 1]

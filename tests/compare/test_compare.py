@@ -112,6 +112,7 @@ def run(tmp_path, monkeypatch):
     return command_line
 
 
+@pytest.mark.slow
 @compiled
 def test_the_command(run, tmp_path, capsys):
     file = tmp_path / "config.json"
