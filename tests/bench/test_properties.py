@@ -34,6 +34,7 @@ CHECKS = {
 }
 
 
+@pytest.mark.slow
 @compiled
 @pytest.mark.parametrize("check", CHECKS)
 def test_it_holds(stage, check):
