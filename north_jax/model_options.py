@@ -74,6 +74,15 @@ def chosen_model(options: argparse.Namespace, *, needs_text: bool = False) -> Ch
     return ChosenModel(config, params, None, f"random weights, {layers} layers of width {width}")
 
 
+def answer(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], object]) -> None:
+    """Runs a command with the process's arguments; one of MISTAKES becomes the parser's own kind of message."""
+    options = parser.parse_args()
+    try:
+        run(options)
+    except MISTAKES as error:
+        parser.error(str(error))
+
+
 def at_least(least: int) -> Callable[[str], int]:
     """For `type=`: a whole number from `least` on."""
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
-from support import RAW_CONFIG, tiny_config
+from support import tiny_config
+from support.bench_command import bench_command
 
 import ffi
-from north_jax.bench import __main__ as bench
 from north_jax.bench import agreement
 from north_jax.bench.comparison import compare, faults
 from north_jax.bench.reference import CANDIDATES, Outputs, Reference, doubt, references
@@ -34,16 +33,7 @@ SIZES = {
 @pytest.fixture
 def command(tmp_path, monkeypatch):
     """Runs the command on a tiny model; gives its exit status and what it wrote."""
-    (tmp_path / "config.json").write_text(json.dumps(RAW_CONFIG | SIZES))
-    files = ["--config", tmp_path / "config.json", "--out", tmp_path / "r.json"]
-
-    def run(*arguments: object):
-        monkeypatch.setattr("sys.argv", ["bench", "agreement", *map(str, [*files, *arguments])])
-        with pytest.raises(SystemExit) as ended:
-            bench.main()
-        return ended.value.code, json.loads((tmp_path / "r.json").read_text())["rows"]
-
-    return run
+    return bench_command("agreement", SIZES, tmp_path, monkeypatch)
 
 
 FEW = ("--part", "slices", "--layers", 3, "--batch", 2, "--context", 0, 100, "--ragged", 1, "--long", 300)
