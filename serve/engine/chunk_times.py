@@ -18,7 +18,7 @@ from collections import Counter, defaultdict, deque
 
 _REMEMBERED = 8  # observations of a size
 _NEWEST = 5  # of which a base is the median
-_PATIENCE = 128  # refusals of a size, until it is tried again
+_PATIENCE, _SHORT_PATIENCE = 128, 4  # refusals of a size, until it is tried again; where only its first run is known
 _UNIT = 1 << 24  # pairs: 1024 tokens at a context of 16K
 _APART = 0.05  # units between two observations, for what lies between them to be a slope and not noise
 
@@ -28,16 +28,16 @@ class ChunkTimes:
 
     def __init__(self) -> None:
         self._seen: defaultdict[int, deque[tuple[float, float]]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
-        self._begun: set[int] = set()
+        self._begun: dict[int, bool] = {}  # sizes that have run → whether more than once
         self._refused: Counter[int] = Counter()
         self._slope = 0.0  # seconds a _UNIT of pairs
 
     def ran(self, size: int, pairs: int, seconds: float) -> None:
-        """A chunk of that size took so long. (A size's first run, which loads its code, says nothing.)"""
+        """A chunk of that size took so long. What its first run says, which loads its code, the second one replaces."""
         self._refused[size] = 0
-        if size not in self._begun:
-            self._begun.add(size)
-            return
+        if self._begun.get(size) is False:
+            self._seen.pop(size, None)
+        self._begun[size] = size in self._begun
         self._seen[size].append((pairs / _UNIT, seconds))
         slopes = [
             (two[1] - one[1]) / (two[0] - one[0])
@@ -56,7 +56,7 @@ class ChunkTimes:
     def refuse(self, size: int) -> None:
         """Notes that a size was too slow to be used. Now and then that is forgotten: it may have become faster."""
         self._refused[size] += 1
-        if self._refused[size] >= _PATIENCE:
+        if self._refused[size] >= (_PATIENCE if self._begun.get(size) else _SHORT_PATIENCE):
             self._refused[size] = 0
             self._seen.pop(size, None)
 

@@ -1,9 +1,9 @@
 """How prefill and decode share the time while there is both: chunk by chunk, from what they took of late.
 
 Requests that decode wait for a chunk of somebody's prompt between two of their tokens. Two things are kept: that they
-wait no longer than a bound (a chunk has the largest size that fits, step included), and that decoding keeps its share of
-the time (so many steps follow a chunk). Within these, prompts come first: on a GPU a chunk of 1024 tokens takes little
-longer than one of 128, as both read all weights, and a slot that decodes makes every step after it worth more.
+wait no longer than a bound (a chunk has the largest size that fits, step included), and that decoding keeps its share
+of the time (so many steps follow a chunk). Within these prompts come first: on a GPU a chunk of 1024 tokens takes
+little longer than one of 128, as both read all weights, and a slot that decodes makes every step worth more.
 """
 
 from __future__ import annotations

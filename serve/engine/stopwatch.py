@@ -29,6 +29,7 @@ class Stopwatch:
         self._clock = clock
         self._mark = clock()  # up to when all time is accounted for
         self._chunk: tuple[float, int, int] | None = None  # when it began, its size and pairs: before the next step
+        self._others = False  # whether requests that decode wait for it
         self._behind = 0  # chunks begun since the device was last known to have nothing to do
         self._stepping = False  # whether a step of this quantum has come
         self._step = 0.0  # seconds, the last one without a chunk before it
@@ -62,8 +63,8 @@ class Stopwatch:
         self._behind = 0
         if self._chunk is not None and not self._others:
             begun, size, pairs = self._chunk
-            self._pace.ran(size, pairs, now - begun)
             self._chunk = None
+            self._pace.ran(size, pairs, now - begun)
 
     def decodes(self) -> None:
         """A quantum begins."""

@@ -1,7 +1,7 @@
 """The engine on an imaginary H200 with a clock of its own: what it makes of the device, without one.
 
 Everything of the engine runs but its thread: scheduler, pace, stopwatch, the hand-over between chunks and quanta. The
-device is a table of times, measured on an H200 with North Mini Code in bfloat16 (`north_jax/bench/results`), and the host
+device is a table of times, measured on an H200 with North Mini Code in bfloat16 (`north_jax/bench/results`); the host
 takes time too. So a scenario of minutes is a matter of seconds, gives the same figures every time, and a change of
 policy shows before it meets a GPU.
 """

@@ -63,14 +63,14 @@ def test_few_tokens_do_not_make_chunks_small() -> None:
     """Below some 500 tokens a chunk takes what its weights take: to halve it saves nothing."""
     pace = Pace(latency_s=0.02)  # which the shortest chunk and a step exceed
     admitted(pace, 4096)
-    assert pace.room(SIZES, 2048, 4096) >= 512
+    assert pace.room(SIZES, 2048, 4096) >= 256
 
 
 def test_a_single_long_wait_changes_nothing() -> None:
-    pace = Pace(latency_s=0.05)
-    admitted(pace, 16384)
+    pace = Pace(latency_s=0.06)
+    admitted(pace, 32768)
     before = pace.room(SIZES, 2048, 0)
-    pace.waited(before, 0, 3.0)
+    pace.waited(before, pairs_of(before, 0), 3.0)
     assert pace.room(SIZES, 2048, 0) == before
 
 
@@ -102,6 +102,7 @@ def test_times_of_sizes_that_have_not_run() -> None:
     assert times.expected(1024, 0) is None
     for size, seconds in ((1024, 0.028), (4096, 0.070)):
         times.ran(size, 0, 9.0)  # the first run loads code
+        assert times.expected(size, 0) == 9.0
         times.ran(size, 0, seconds)
     assert times.expected(1024, 0) == pytest.approx(0.028)
     assert times.expected(2048, 0) == pytest.approx(0.042), "on the line between"
@@ -188,7 +189,7 @@ def test_padding_to_these_sizes_costs_little_time() -> None:
         for tokens in range(low + 1, 2 * low + 1):
             exact += milliseconds(tokens)
             padded += milliseconds(min(size for size in ascending if size >= tokens))
-        assert padded / exact < 1.15 if low < 4096 else 1.2, low
+        assert padded / exact < (1.15 if low < 4096 else 1.2), low  # beyond, chunks are mostly full
 
 
 def milliseconds(tokens: int) -> float:

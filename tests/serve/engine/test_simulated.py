@@ -78,7 +78,9 @@ def test_a_long_prompt_among_streams(long: int, share: float) -> None:
     before = sum(0.5 <= time < 1.0 for stream in others for time in stream.times) / 0.5
     meanwhile = sum(1.0 <= time < first for stream in others for time in stream.times) / (first - 1.0)
     waits = gaps(simulation, 1.0, first, besides="long")
-    print(f"{long} tokens after {first - 1:.2f} s, share {meanwhile / before:.2f}, p99 {np.percentile(waits, 99):.1f} ms")
+    print(
+        f"{long} tokens after {first - 1:.2f} s, share {meanwhile / before:.2f}, p99 {np.percentile(waits, 99):.1f} ms"
+    )
     assert np.percentile(waits, 99) < 55 and waits.max() < 60
     assert meanwhile / before > 0.9 * share
     assert first - 1 < {0.1: 1.5, 0.3: 2.0, 0.5: 2.6}[share] * long / 32768 * (1.35 if long > 32768 else 1)
