@@ -130,7 +130,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         type=_milliseconds,
         metavar="MS",
         help="what others may wait for a token while a prompt is computed: a chunk has the largest size that, by what"
-        " chunks took before, keeps it; 0 for no bound (default: 50 on a GPU, none on a CPU)",
+        " chunks took before, keeps it; 0 for no bound (default: 52 on a GPU, none on a CPU)",
     )
     engine.add_argument(
         "--decode-share",

@@ -9,11 +9,13 @@ little longer than one of 128, as both read all weights, and a slot that decodes
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Sequence
 
 from .chunk_times import ChunkTimes
 
-_NEWEST = 0.5  # weight of the newest step in the mean
+_STEPS = 5  # the newest ones, whose median counts: where the host was late, some come together
 _MOST_STEPS = 32  # after a chunk
 _HARDLY = 1.25  # where no size fits: so much longer than the shortest chunk takes
 
@@ -31,12 +33,14 @@ class Pace:
         self._share = share
         self._latency = latency_s
         self._times = ChunkTimes()
-        self._step: float | None = None  # seconds, a running mean
+        self._newest: deque[float] = deque(maxlen=_STEPS)  # seconds of steps
+        self._step: float | None = None  # their median
         self._chunk: float | None = None  # seconds, the last one that somebody waited for
 
     def stepped(self, seconds: float) -> None:
         """A decode step without a chunk before it took so long."""
-        self._step = seconds if self._step is None else self._step + _NEWEST * (seconds - self._step)
+        self._newest.append(seconds)
+        self._step = statistics.median(self._newest)
 
     def waited(self, size: int, pairs: int, seconds: float) -> None:
         """Requests that decode waited so long for a token: for a chunk (see `ran`) and the step after it."""

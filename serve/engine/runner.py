@@ -111,7 +111,8 @@ class Runner:
 
         workers = min(max((os.cpu_count() or 1) // 4, 1), _MOST_WORKERS)
         with ThreadPoolExecutor(workers, thread_name_prefix="compile") as pool:
-            jobs = [*self._draws(), *(partial(self._prefill.compile, size, self._pages) for size in self._sizes)]
+            jobs: list[Callable[[], object]] = self._draws()
+            jobs += [partial(self._prefill.compile, size, self._pages) for size in self._sizes]
             for done in [pool.submit(compile, job) for job in jobs]:
                 done.result()
 

@@ -102,7 +102,7 @@ class Simulation:
         self._numbers = itertools.count()
         self.decoder = _Decoder()
         runner = _Runner(self, sizes or chosen(buckets(CHUNK), "gpu"))
-        pace = pace or Pace(latency_s=0.05)
+        pace = pace or Pace(latency_s=0.052)
         with mock.patch("serve.engine.engine.Runner", lambda *arguments: runner):
             ring = ring_entries(CONFIG, CONTEXT, CHUNK)
             plan = CachePlan(

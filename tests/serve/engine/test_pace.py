@@ -97,6 +97,14 @@ def test_decoding_keeps_its_share() -> None:
     assert pace.steps == 32
 
 
+def test_steps_that_come_together_after_a_late_one_change_nothing() -> None:
+    pace = Pace(share=0.2)
+    for seconds in (0.008, 0.008, 0.008, 0.024, 0.0, 0.0, 0.008):
+        pace.stepped(seconds)
+    pace.waited(2048, 0, 0.048)
+    assert pace.steps == 2
+
+
 def test_times_of_sizes_that_have_not_run() -> None:
     times = ChunkTimes()
     assert times.expected(1024, 0) is None

@@ -58,7 +58,7 @@ def test_prompts_that_arrive_together_share_a_chunk() -> None:
 
 def test_the_cost_of_a_size_that_is_missing_is_no_reason_for_smaller_chunks() -> None:
     """Before others are compiled every chunk runs in the longest: so it had better be full of tokens."""
-    reached, simulation = throughput(1024, sizes=[8192], pace=Pace(latency_s=0.05))
+    reached, simulation = throughput(1024, sizes=[8192], pace=Pace(latency_s=0.052))
     assert min(tokens for _, tokens, _ in simulation.chunks) >= 1024
     assert reached > 600
     reached, simulation = throughput(1024, sizes=[1024, 8192])  # with these a server begins
@@ -68,7 +68,7 @@ def test_the_cost_of_a_size_that_is_missing_is_no_reason_for_smaller_chunks() ->
 
 @pytest.mark.parametrize(("long", "share"), [(32768, 0.3), (60000, 0.3), (32768, 0.5), (32768, 0.1)])
 def test_a_long_prompt_among_streams(long: int, share: float) -> None:
-    simulation = Simulation(pace=Pace(latency_s=0.05, share=share))
+    simulation = Simulation(pace=Pace(latency_s=0.052, share=share))
     for number in range(7):
         simulation.send(f"r{number}", 1024, 900, at=0.001 * number)
     simulation.send("long", long, 2, at=1.0)
