@@ -5,6 +5,9 @@ What remains besides: tokenizing and HTTP, and whatever the device does that its
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -102,3 +105,45 @@ def test_a_device_that_is_disturbed_recovers() -> None:
     _, disturbed = throughput(4096, slower=lambda now: 3.0 if 4.0 < now < 4.5 else 1.0)
     late = [size for size, _, _ in disturbed.chunks[-20:]]
     assert np.mean(late) > 0.8 * np.mean([size for size, _, _ in calm.chunks[-20:]])
+
+
+def test_compilations_wait_while_requests_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = threading.Event()
+
+    def warm_up(moment: Callable[[], bool]) -> None:
+        if moment():
+            compiled.set()
+
+    simulation = Simulation()
+    engine = simulation.engine
+    monkeypatch.setattr(engine._runner, "warm_up", warm_up, raising=False)
+    simulation.send("r", 64, 20)
+    simulation._arrive()
+    engine.warm_up()
+    assert not compiled.wait(0.2)
+    assert not engine.stats().warm
+    simulation.run()
+    assert compiled.wait(10)
+    engine.shutdown(0)
+    assert engine.stats().warm
+
+
+def test_a_shutdown_ends_the_wait_for_a_good_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[bool] = []
+    simulation = Simulation()
+    engine = simulation.engine
+    monkeypatch.setattr(engine._runner, "warm_up", lambda moment: said.append(moment()), raising=False)
+    simulation.send("r", 64, 20)
+    simulation._arrive()
+    engine.warm_up()
+    engine.shutdown(0)
+    assert said == [False] and not engine.stats().warm
+
+
+def test_the_engine_accounts_for_its_time() -> None:
+    _, simulation = throughput(1024)
+    stats = simulation.engine.stats()
+    assert sum(stats.seconds.values()) == pytest.approx(simulation.now, rel=0.01)
+    assert sum(stats.chunks.values()) == len(simulation.chunks)
+    device = sum(chunk_ms(size) for size, _, _ in simulation.chunks) / 1e3
+    assert device < stats.seconds["prefill"] < 1.2 * device
