@@ -45,7 +45,7 @@ class Runner:
         self._config = config
         self._params = params
         self._decoder = decoder
-        self._slots = plan.slots
+        self._slots, self._rows = plan.slots, plan.prefill_rows
         self._new_cache = partial(
             init_cache,
             config,
@@ -69,6 +69,7 @@ class Runner:
         """Compiles what every request needs, several programs at a time; `tables` are those of all slots."""
         with ThreadPoolExecutor() as pool:
             compiling = [pool.submit(self._decoder.compile, self._cache, tables), pool.submit(self._sampler.compile)]
+            compiling.append(pool.submit(self._logits_of_slots, jnp.zeros((self._rows, self._config.vocab_size)), []))
             for shape in self._sizes[:_FIRST]:
                 compiling.append(pool.submit(self._prefill.compile, shape, self._pages))
         for program in compiling:
@@ -149,11 +150,15 @@ class Runner:
         reported: dict[int, list[Logprobs]] = {}
         if work.rows[0].following is not None:
             reported[work.rows[0].slot] = self._report(work.rows[0], x)
-        owners = np.full(logits.shape[0], self._slots, np.int32)  # a row without a piece belongs to no slot
-        owners[: len(slots)] = slots
-        logits = _of_slots(logits, owners, slots=self._slots)
+        logits = self._logits_of_slots(logits, slots)
         draws = {row.slot: row.draw for row in work.rows if row.draw is not None}
         return Prefilled(self._sampler.draw(logits, draws) if draws else {}, reported)
+
+    def _logits_of_slots(self, logits: Array, slots: list[int]) -> Array:
+        """Logits [N, V] of the first rows' slots, at their places among all slots."""
+        owners = np.full(logits.shape[0], self._slots, np.int32)  # a row without a piece belongs to no slot
+        owners[: len(slots)] = slots
+        return _of_slots(logits, owners, slots=self._slots)
 
     def _report(self, row: PrefillRow, x: Array) -> list[Logprobs]:
         """Log-probabilities of the tokens that follow each position; compiled when it is first asked for."""

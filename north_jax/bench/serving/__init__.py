@@ -129,14 +129,14 @@ async def _scenarios(
     rows = []
     for name in options.scenario:
         preset = presets()[name]
-        warm, before = await is_warm(endpoint), await metrics(endpoint)
+        warm = await is_warm(endpoint)
         try:
             async with asyncio.timeout(options.scenario_seconds):
                 row, answers = await _measure(options, endpoint, preset)
         except TimeoutError:
             print(f"{name}: no end within {options.scenario_seconds:g} s", flush=True)
             row, answers = {"requests": 0, "errors": 1, "timed_out": True}, []
-        row = {"kind": "serve", "scenario": name, **row, **spent(before, await metrics(endpoint)), "warm": warm}
+        row = {"kind": "serve", "scenario": name, **row, "warm": warm}
         if running is not None:
             row |= {"server": running.lines, "start_s": running.start_s, "warm_s": round(running.start_s + waited, 1)}
         rows.append(results.add(row))
@@ -163,8 +163,9 @@ async def _measure(
     first = overridden(settings, {"output": Lengths(_WARMING, _WARMING)})
     warming = requests(first.mix, prompts, min(settings.concurrency or 1, 2), seed=settings.seed + 1000)
     await asyncio.gather(*(endpoint.ask(request) for request in warming))
-    told = _Progress()
-    return await preset.run(endpoint, prompts, settings, told)
+    before = await metrics(endpoint)
+    row, answers = await preset.run(endpoint, prompts, settings, _Progress())
+    return row | spent(before, await metrics(endpoint)), answers
 
 
 def kernel_tok_s(file: Path) -> float | None:
