@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -68,7 +68,10 @@ class Runner:
     def compile(self, tables: PageTables) -> None:
         """Compiles what every request needs, several programs at a time; `tables` are those of all slots."""
         with ThreadPoolExecutor() as pool:
-            compiling = [pool.submit(self._decoder.compile, self._cache, tables), pool.submit(self._sampler.compile)]
+            compiling: list[Future[Array] | Future[None]] = [
+                pool.submit(self._decoder.compile, self._cache, tables),
+                pool.submit(self._sampler.compile),
+            ]
             compiling.append(pool.submit(self._logits_of_slots, jnp.zeros((self._rows, self._config.vocab_size)), []))
             for shape in self._sizes[:_FIRST]:
                 compiling.append(pool.submit(self._prefill.compile, shape, self._pages))
