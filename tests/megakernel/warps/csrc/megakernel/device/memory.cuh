@@ -1,4 +1,4 @@
-// In place of csrc/megakernel/device/memory.cuh: fibers share one memory.
+// In place of csrc/megakernel/device/memory.cuh: fibers share one memory. Relaxed accesses order nothing.
 #pragma once
 
 #include "cuda_runtime.h"
@@ -7,6 +7,7 @@ namespace north_jax::megakernel {
 
 template <class T>
 T load_acquire(const T* p) {
+    if (fibers::observer != nullptr) fibers::observer->acquire(p);
     return *p;
 }
 template <class T>
@@ -15,19 +16,20 @@ T load_relaxed(const T* p) {
 }
 template <class T>
 void store_release(T* p, T value) {
+    if (fibers::observer != nullptr) fibers::observer->release(p);
     *p = value;
 }
 template <class T>
 void add_release(T* p, int value) {
-    *p += value;
+    store_release(p, *p + static_cast<T>(value));
 }
 template <class T>
 T load_acquire_system(const T* p) {
-    return *p;
+    return load_acquire(p);
 }
 template <class T>
 void store_release_system(T* p, T value) {
-    *p = value;
+    store_release(p, value);
 }
 inline float4 load_fresh(const float* p, bool exists = true) {
     return exists ? *reinterpret_cast<const float4*>(p) : float4{0, 0, 0, 0};

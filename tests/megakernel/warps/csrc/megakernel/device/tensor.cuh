@@ -18,7 +18,7 @@ inline uint32_t load_shared(uint32_t address) {
 }
 inline void clear_shared(uint32_t address) {
     fibers::require(address % 16 == 0, "sixteen bytes that are not aligned");
-    std::memset(fibers::memory_at(address), 0, 16);
+    *reinterpret_cast<uint4*>(fibers::memory_at(address)) = {0, 0, 0, 0};
 }
 inline FragmentA load_matrices(uint32_t address) {
     fibers::require(address % 16 == 0, "a row of a matrix that is not aligned");
