@@ -231,6 +231,12 @@ cudaError_t launch_pipelined(const DevicePlan& plan, const DeviceWords& words, c
     const void* kernel = reinterpret_cast<const void*>(pipeline::decode_kernel);
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, layout.bytes);
     if (status != cudaSuccess) return status;
+    for (int i = 0; i < pipeline::kExchanged; ++i) {
+        const BufferPlace& place = plan.buffers[pipeline::exchanged_buffer(i)];
+        if (place.plane_bytes == 0) continue;
+        status = cudaMemsetAsync(batch.workspace + place.offset, 0xff, place.planes * place.plane_bytes, stream);
+        if (status != cudaSuccess) return status;
+    }
     const void* arguments[] = {&plan, &words, &batch, &channel, &fault, &quantum, &layout};
     return cudaLaunchCooperativeKernel(kernel, dim3(plan.sms), dim3(pipeline::kThreads), const_cast<void**>(arguments),
                                        layout.bytes, stream);

@@ -23,17 +23,29 @@ struct Loader : TeamRole<kLoaderWarps, 1> {
         return {thread() - (kLoaderWarps - kFolderWarps) * 32, kFolderWarps * 32, 2};
     }
 
-    // Waits for an empty stage and expects `bytes` in it; gives its address, 0 after a fault.
-    __device__ __forceinline__ uint32_t open_stage(int bytes) {
+    // Waits for an empty stage; gives its address, 0 after a fault.
+    __device__ __forceinline__ uint32_t await_stage() {
         if (!wait(&shared().stage_empty[stage_.slot], stage_.parity)) return 0;
-        if (lane == 0) barrier_arrive_expect(&shared().stage_full[stage_.slot], bytes);
-        __syncwarp();
         return memory.stages + stage_.slot * memory.layout.stage_bytes;
+    }
+    // The same for copies of `bytes`.
+    __device__ __forceinline__ uint32_t open_stage(int bytes) {
+        const uint32_t stage = await_stage();
+        if (stage != 0 && lane == 0) barrier_arrive_expect(&shared().stage_full[stage_.slot], bytes);
+        __syncwarp();
+        return stage;
     }
     __device__ __forceinline__ void copy(uint32_t to, const void* from, int bytes) const {
         bulk_copy(to, from, bytes, &shared().stage_full[stage_.slot]);
     }
     __device__ __forceinline__ void close_stage() { stage_.advance(kStages); }
+    // What all lanes have written is the stage's content.
+    __device__ __forceinline__ void fill_stage() {
+        fence_shared_for_bulk_copies();  // its next content may come by them
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&shared().stage_full[stage_.slot]);
+        close_stage();
+    }
 
     // Waits until the consumers have done with the last layer's input. By the first warp.
     __device__ __forceinline__ bool open_input() {

@@ -135,6 +135,12 @@ struct Common {
         const int place = task().places[f - FIELD_INPUT];
         return reinterpret_cast<T*>(c.batch.workspace + static_cast<int64_t>(place) * 16);
     }
+    // One that SMs exchange, of this step.
+    template <class T>
+    __device__ __forceinline__ T* exchanged(Field f) const {
+        const BufferPlace& place = c.plan.buffers[c.field(f)];
+        return reinterpret_cast<T*>(buffer<std::byte>(f) + c.step % 2 * (place.planes / 2) * place.plane_bytes);
+    }
     __device__ __forceinline__ bool names_local(Field f) const {
         return c.field(f) == BUFFER_LOCAL_RESIDUAL || c.field(f) == BUFFER_LOCAL_HIDDEN;
     }
