@@ -51,7 +51,7 @@ __device__ __forceinline__ bool store_products(Storer& r) {
     const int unit_width = routed_up ? g.expert_width : g.dense_width;
     const int sum_width = opcode == ROUTER_GEMM ? g.experts : g.hidden;
     float* sums = r.exchanged<float>(FIELD_OUTPUT) + r.c.field(FIELD_SPLIT) * r.c.plan.batch * g.hidden;
-    bf16* rounded_out = r.buffer<bf16>(FIELD_OUTPUT);
+    bf16* hiddens = routed_up ? r.exchanged<bf16>(FIELD_OUTPUT) : r.buffer<bf16>(FIELD_OUTPUT);
 #pragma unroll 1
     for (int n = walk.first; n < end; n += walk.step) {
         if (!r.next_is_mine()) continue;
@@ -77,9 +77,10 @@ __device__ __forceinline__ bool store_products(Storer& r) {
                     place = v.b * g.top_k + j;
                     weight = table->weight[v.b][j];
                 }
-                if (v.exists && v.row < count) {
-                    rounded_out[place * unit_width + first + v.row] =
-                        from_float<bf16>(fast_swiglu(v.sum, up) * weight);
+                const float hidden = fast_swiglu(v.sum, up) * weight;
+                const uint32_t pair = pack(hidden, __shfl_down_sync(~0u, hidden, 1));
+                if (v.exists && v.row < count && v.row % 2 == 0) {
+                    store_relaxed(reinterpret_cast<uint32_t*>(hiddens + place * unit_width + first + v.row), pair);
                 }
             } else if (opcode == QKV_PROJ) {
                 QkvEpilogue::store(r, v, r.exchanged<bf16>(FIELD_OUTPUT), first, outputs);
@@ -89,10 +90,10 @@ __device__ __forceinline__ bool store_products(Storer& r) {
             }
         }
         r.release();
-        if (units) {
-            r.arrive(counter + rank, arrivals);
+        if (opcode == FFN_UPGATE_ACT) {
+            r.arrive(counter, arrivals);
         } else {
-            r.announce(counter, opcode == QKV_PROJ ? outputs : arrivals);
+            r.announce(counter + rank, opcode == QKV_PROJ ? outputs : arrivals);
         }
     }
     if (!routed_up || r.c.field(FIELD_ROUND_BEGIN) != 0 || r.warp != 0) return true;
