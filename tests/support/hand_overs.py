@@ -49,7 +49,7 @@ HAND_OVERS = (
         "page_full",
         "page_empty",
     ),
-    HandOver("stages", COPIES, ("load_shared",), "stage_full", "stage_empty"),
+    HandOver("stages", ("store_shared", *COPIES), ("load_shared", "load_shared_words"), "stage_full", "stage_empty"),
     HandOver("input", ("norm", *COPIES), ("load_shared",), "input_full", "input_empty"),
     HandOver("tasks", ("bulk_copy", "fetch_list"), ANYBODY, "tasks_full", "tasks_empty"),
     HandOver("sums", ("hand_over",), ("fold",), "sums_full", "sums_empty"),

@@ -32,8 +32,14 @@ int32_t window_of(const TaskLists& lists) {
 
 namespace {
 
-std::string refuse_lists(const TaskLists& lists) {
+std::string refuse_lists(const Geometry& geometry, const TaskLists& lists) {
     const int32_t window = window_of(lists);
+    for (int i = 0; i < kExchanged; ++i) {
+        const Buffer buffer = exchanged_buffer(i);
+        const BufferPlace& place = lists.buffers[buffer];
+        if (place.plane_bytes == 0 || place.planes == 2 * geometry.layers) continue;
+        return std::string("fewer than two planes a layer of ") + kBufferNames[buffer];
+    }
     for (int32_t sm = 0; sm < lists.sms(); ++sm) {
         int heads = 0;
         bool unread = false;  // an input that nobody has taken
@@ -58,7 +64,6 @@ std::string refuse_lists(const TaskLists& lists) {
                 case MOE_UPGATE_ACT:
                     if (rows > kTileRows / 2) return "tiles of more than 8 hidden units";
                     break;
-                case QKV_PROJ:
                 case ROUTER_GEMM:
                 case MOE_DOWN:
                     if (rows > kTileRows) return "tiles of more than 16 rows";
@@ -68,6 +73,7 @@ std::string refuse_lists(const TaskLists& lists) {
                     if (task[FIELD_WINDOW] > 0 && task[FIELD_WINDOW] != window) return "windows of different sizes";
                     break;
                 case EMBED:
+                case QKV_PROJ:
                 case SAMPLE_HISTOGRAM:
                 case SAMPLE_MASS:
                 case SAMPLE_DRAW:
@@ -112,7 +118,7 @@ std::string refuse_lists(const TaskLists& lists) {
 std::string refuse(const Geometry& geometry, Type type, const TaskLists& lists) {
     if (type != Type::kBFloat16) return "weights other than bfloat16";
     const std::string reason = refuse_geometry(geometry, lists.batch);
-    return reason.empty() ? refuse_lists(lists) : reason;
+    return reason.empty() ? refuse_lists(geometry, lists) : reason;
 }
 
 }  // namespace north_jax::megakernel::pipeline

@@ -67,6 +67,10 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, int, int) {
     *value = fibers::shared_memory;
     return cudaSuccess;
 }
+inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t size, cudaStream_t) {
+    std::memset(to, byte, size);
+    return cudaSuccess;
+}
 inline cudaError_t cudaFuncSetAttribute(const void*, int, int) { return cudaSuccess; }
 inline cudaError_t cudaLaunchCooperativeKernel(const void*, dim3 blocks, dim3 threads, void** arguments, size_t bytes,
                                                cudaStream_t) {

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <queue>
 #include <string>
@@ -88,11 +89,19 @@ struct Copy {
     int size;
 };
 
+// Words that others see some time after they were stored.
+struct Store {
+    Block* block;
+    uint32_t* to;
+    std::vector<uint32_t> words;
+};
+
 struct Event {
     uint64_t time, number;
     Fiber* fiber;
     uint64_t parks;
     Copy* copy;
+    uint64_t store;  // its number; 0: none
     bool operator>(const Event& other) const { return time != other.time ? time > other.time : number > other.number; }
 };
 
@@ -105,7 +114,8 @@ struct Machine {
     std::deque<Warp*> queue;
     Warp* warp = nullptr;
     std::priority_queue<Event, std::vector<Event>, std::greater<>> events;
-    uint64_t now = 1, events_made = 0;
+    std::map<uint64_t, Store> stores;  // that nobody sees yet, in order
+    uint64_t now = 1, events_made = 0, stores_made = 0;
     int running = 0;  // fibers
 };
 inline Machine* machine = nullptr;
@@ -184,6 +194,7 @@ inline void wake(Fiber* fiber) {
 }
 
 inline void land(Copy* copy);
+inline void show(uint64_t store);
 
 // The fiber that runs next.
 inline Fiber* next() {
@@ -215,6 +226,8 @@ inline Fiber* next() {
         if (m.now > limit_ns) fail("this takes too long");
         if (event.copy != nullptr) {
             land(event.copy);
+        } else if (event.store != 0) {
+            show(event.store);
         } else if (event.fiber->parks == event.parks) {
             wake(event.fiber);
         }
@@ -240,7 +253,32 @@ inline void park(const char* why, const void* at = nullptr) {
 }
 
 inline void add_event(uint64_t after, Fiber* fiber, uint64_t parks, Copy* copy) {
-    machine->events.push({machine->now + after, machine->events_made++, fiber, parks, copy});
+    machine->events.push({machine->now + after, machine->events_made++, fiber, parks, copy, 0});
+}
+
+// Stores words without order: others may see them later than what is done next.
+inline void store_late(uint32_t* to, std::vector<uint32_t> words) {
+    Machine& m = *machine;
+    const uint64_t number = ++m.stores_made;
+    m.stores.emplace(number, Store{current->warp->block, to, std::move(words)});
+    const uint64_t after = 1 + random(chance(16) ? 5000 : 300);
+    m.events.push({m.now + after, m.events_made++, nullptr, 0, nullptr, number});
+}
+
+inline void show(uint64_t number) {
+    const auto found = machine->stores.find(number);
+    if (found == machine->stores.end()) return;  // a release came first
+    std::memcpy(found->second.to, found->second.words.data(), found->second.words.size() * sizeof(uint32_t));
+    machine->stores.erase(found);
+}
+
+// What this block has stored is seen before what comes next.
+inline void release() {
+    auto& stores = machine->stores;
+    for (auto i = stores.begin(); i != stores.end();) {
+        const auto number = i++->first;
+        if (stores.at(number).block == current->warp->block) show(number);
+    }
 }
 
 inline void sleep(uint64_t ns) {
