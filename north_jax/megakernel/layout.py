@@ -25,9 +25,7 @@ _ALIGNMENT = 256  # bytes between buffers
 LOCAL = frozenset({Buffer.LOCAL_RESIDUAL, Buffer.LOCAL_HIDDEN})  # one copy an SM, in shared memory on a GPU
 # What SMs publish for all others in every layer. The pipelined kernel (csrc/megakernel/pipeline/exchange.cuh) clears it
 # before it is written, and so needs a plane a layer, and as many again for every other step.
-EXCHANGED = frozenset(
-    {Buffer.QKV, Buffer.ROUTER_LOGITS, Buffer.EXPERT_HIDDEN, Buffer.ATTENTION_OUT, Buffer.MLP_OUT}
-)
+EXCHANGED = frozenset({Buffer.QKV, Buffer.ROUTER_LOGITS, Buffer.EXPERT_HIDDEN, Buffer.ATTENTION_OUT, Buffer.MLP_OUT})
 EXCHANGED_BATCH = 8  # rows that the pipelined kernel takes
 
 
@@ -101,6 +99,7 @@ def workspace(
             Buffer.EXPERT_OUT: ((b * k, d_model), f32),
         }
     head = {Buffer.LOGITS, Buffer.RANGE_BEST, Buffer.SEARCH, Buffer.MASS}
+
     def copies(name: Buffer) -> int:
         if name in EXCHANGED and batch <= EXCHANGED_BATCH:
             return 2 * config.num_hidden_layers

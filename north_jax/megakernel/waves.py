@@ -109,7 +109,9 @@ class LayerWaves:
         ]
         lists: list[list[Task]] = [
             [
-                fixed | {F.ROW_BEGIN: begin, F.ROW_COUNT: end - begin} | self._draft.counters.arrive(counter, end - begin)
+                fixed
+                | {F.ROW_BEGIN: begin, F.ROW_COUNT: end - begin}
+                | self._draft.counters.arrive(counter, end - begin)
                 for begin, end, counter in parts
             ]
             for parts in shares(runs, self._draft.sms, qkv_rows(config))
