@@ -1,6 +1,6 @@
 """Run by test_sharding.py in a process of eight virtual CPU devices: the model on meshes against one device.
 
-Argument: an empty directory.
+Arguments: "quick" or "long", which checks; an empty directory.
 """
 
 from __future__ import annotations
@@ -201,15 +201,17 @@ def refusals() -> None:
         init_sharded_cache(CONFIG, MESH, full_pages=3, sliding_pages=4, dtype=jnp.float32)
 
 
-def main(scratch: Path) -> None:
-    refusals()
+def main(which: str, scratch: Path) -> None:
     params = jax.device_put(PARAMS, shardings_of(CONFIG, MESH))
-    logits = whole_forward(params)
-    pages(params, logits)
-    gradients(params)
-    other_meshes(scratch, logits)
-    warp_steps_in_bfloat16()
+    if which == "quick":
+        refusals()
+        logits = whole_forward(params)
+        pages(params, logits)
+    else:
+        gradients(params)
+        other_meshes(scratch, forward(CONFIG, PARAMS, TOKENS))
+        warp_steps_in_bfloat16()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1], Path(sys.argv[2]))

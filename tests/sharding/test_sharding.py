@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 from support import tiny_config, tiny_params
 
 import north_jax
@@ -37,7 +38,12 @@ def finish(*processes: subprocess.Popen[str]) -> None:
 
 
 def test_eight_devices_compute_what_one_does(tmp_path: Path) -> None:
-    finish(start("sharded_checks.py", 8, tmp_path))
+    finish(start("sharded_checks.py", 8, "quick", tmp_path))
+
+
+@pytest.mark.slow
+def test_gradients_and_checkpoints_and_warp_decode_on_other_meshes(tmp_path: Path) -> None:
+    finish(start("sharded_checks.py", 8, "long", tmp_path))
 
 
 def test_two_hosts_read_their_parts_and_compute_together(tmp_path: Path) -> None:
