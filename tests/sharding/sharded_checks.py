@@ -16,12 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from support import tiny_config, tiny_params
 
 import north_jax
 from north_jax.checkpoint import export, load, restore, save
 from north_jax.kv_cache import PagedRows, PageTables
 from north_jax.layers import embed
+from north_jax.model import North
 from north_jax.sharding import current_mesh, init_sharded_cache, joined_tables, make_mesh, shardings_of
 
 LAYERS = {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"], "intermediate_size": 32}
@@ -78,6 +80,14 @@ def whole_forward(params: Any) -> Any:
         vectors = jax.jit(embed)(params, absent)
     assert np.array_equal(vectors, embed(PARAMS, absent), equal_nan=True) and np.isnan(vectors[0, 1:]).all()
     return expected
+
+
+def module(params: Any, logits: Any) -> None:
+    """The Flax model, with its parameters on the mesh."""
+    graph, state = nnx.split(North(CONFIG, params))
+    with jax.set_mesh(MESH):
+        found = jax.jit(lambda state, tokens: nnx.merge(graph, state)(tokens))(state, TOKENS)
+    assert error(found, logits) < 1e-5
 
 
 def gradients(params: Any) -> None:
@@ -208,8 +218,10 @@ def main(which: str, scratch: Path) -> None:
         logits = whole_forward(params)
         pages(params, logits)
     else:
+        logits = forward(CONFIG, PARAMS, TOKENS)
+        module(params, logits)
         gradients(params)
-        other_meshes(scratch, forward(CONFIG, PARAMS, TOKENS))
+        other_meshes(scratch, logits)
         warp_steps_in_bfloat16()
 
 
