@@ -10,6 +10,7 @@ The model's functions look for a mesh in JAX's own context. Without one nothing 
 
 from .activations import constrain as constrain
 from .activations import on_shards as on_shards
+from .exchanges import exchanges as exchanges
 from .fused import fused_rows as fused_rows
 from .mesh import AXES as AXES
 from .mesh import current_mesh as current_mesh

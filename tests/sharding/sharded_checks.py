@@ -5,8 +5,6 @@ Arguments: "quick" or "long", which checks; an empty directory.
 
 from __future__ import annotations
 
-import math
-import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -24,7 +22,7 @@ from north_jax.checkpoint import export, load, restore, save
 from north_jax.kv_cache import PagedRows, PageTables
 from north_jax.layers import embed
 from north_jax.model import North
-from north_jax.sharding import current_mesh, init_sharded_cache, joined_tables, make_mesh, shardings_of
+from north_jax.sharding import current_mesh, exchanges, init_sharded_cache, joined_tables, make_mesh, shardings_of
 
 LAYERS = {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"], "intermediate_size": 32}
 CONFIG = tiny_config(vocab_size=208, **LAYERS)  # 8 query heads, 2 key-value heads, 16 experts
@@ -43,17 +41,6 @@ def error(found: Any, expected: Any) -> float:
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
-def collectives(compiled: jax.stages.Compiled) -> list[tuple[str, int]]:
-    """Name and number of values of every exchange between devices."""
-    kinds = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute|collective-broadcast"
-    found = []
-    for line in compiled.as_text().splitlines():
-        if match := re.search(rf"= (.*?) ({kinds})(-start)?\(", line):
-            for shape in re.findall(r"\[([\d,]*)\]", match[1]):
-                found.append((match[2], math.prod(map(int, filter(None, shape.split(","))))))
-    return found
-
-
 def check_collectives(compiled: jax.stages.Compiled, tokens: int) -> None:
     """The exchanges of two layers, a dense one and one of experts, of so many tokens a device, and no others.
 
@@ -63,7 +50,7 @@ def check_collectives(compiled: jax.stages.Compiled, tokens: int) -> None:
     summed, gathered = tokens * CONFIG.hidden_size, tokens * (h + 2 * k) * d
     assert 2 * CONFIG.dense_intermediate_size == (h + 2 * k) * d
     expected = {("all-reduce", summed): 1 + 2 * 2, ("all-gather", gathered): 2 + 1}
-    assert Counter(collectives(compiled)) == expected
+    assert Counter(exchanges(compiled)) == expected
 
 
 def whole_forward(params: Any) -> Any:
@@ -102,7 +89,7 @@ def gradients(params: Any) -> None:
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert error(ours, theirs) < 1e-5
     smallest = min(leaf.size for leaf in jax.tree.leaves(PARAMS["layers"][1]["mlp"]) if leaf.ndim == 3)
-    gathered = [size for kind, size in collectives(compiled) if kind != "all-reduce"]
+    gathered = [size for kind, size in exchanges(compiled) if kind != "all-reduce"]
     assert max(gathered) < smallest, gathered
 
 
