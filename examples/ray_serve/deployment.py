@@ -16,6 +16,7 @@ import logging
 import shlex
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from typing import TYPE_CHECKING
 
 import pydantic
 import starlette.requests
@@ -33,6 +34,9 @@ from serve.http.limits import Limits
 from serve.http.message import Headers, HttpError, Request, Response, StreamResponse
 from serve.options import claim_memory, parse_options
 from serve.protocol.errors import server_error
+
+if TYPE_CHECKING:
+    from serve.engine.engine import JaxEngine
 
 _ATTEMPTS = 3  # at a request, as long as its client has been sent nothing
 _GATEWAY_REQUESTS = 4096  # at once; it only passes them on
@@ -98,6 +102,7 @@ class Replica:
 
     async def __init__(self, arguments: list[str]) -> None:
         begun = time.monotonic()
+        self._engine: JaxEngine | None = None
         options = parse_options(arguments)
         claim_memory(options)
         # JAX is imported here, where Ray has said which GPU is this replica's.
@@ -105,7 +110,6 @@ class Replica:
         from serve.loading import load
         from serve.start import Start
 
-        self._engine = None
         loaded = load(options, Start(begun))
         self._engine = loaded.engine
         self._service = loaded.service()
@@ -140,6 +144,7 @@ class Replica:
 
     def check_health(self) -> None:
         """Ray's question: a replica that raises is replaced."""
+        assert self._engine is not None
         failure = self._engine.stats().failure
         if failure is not None:
             raise RuntimeError(f"the engine has failed: {failure}")

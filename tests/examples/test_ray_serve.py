@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import importlib
 import json
 import os
@@ -17,10 +18,13 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
+
+from serve.engine.types import EngineStats
 
 ray = pytest.importorskip("ray", reason="needs pip install north_jax[ray]")
 serve = pytest.importorskip("ray.serve", reason="needs pip install north_jax[ray]")
@@ -135,6 +139,16 @@ def test_who_leaves_is_not_computed_for(client: openai.OpenAI) -> None:
         pass
     stream.close()
     wait_for(lambda: not any(health(client)["running"] for _ in range(8)))
+
+
+def test_a_replica_whose_engine_failed_says_so() -> None:
+    replica = deployment.Replica.__new__(deployment.Replica)
+    stats = EngineStats(queued=0, running=0, pages_used=0, pages_total=1)
+    replica._engine = SimpleNamespace(stats=lambda: stats, shutdown=lambda seconds: None)
+    replica.check_health()
+    stats = dataclasses.replace(stats, failure="out of memory")
+    with pytest.raises(RuntimeError, match="the engine has failed: out of memory"):
+        replica.check_health()
 
 
 def health(client: openai.OpenAI) -> dict[str, Any]:
