@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from .kernels.device import has_cuda
 from .kv_cache import PAGE_SIZE
 from .layers import Array, contract
+from .sharding import on_shards
 
 QUERY_BLOCK = 512  # queries of a block of `attention`
 PAGE_BLOCK = 8  # pages that `paged_attention` reads at once
@@ -30,6 +31,16 @@ def attention(q: Array, k: Array, v: Array, window: int | None) -> Array:
     Returns:
       [B, T, H, d] in q's dtype.
     """
+    queries, keys = ("batch", None, "heads", None), ("batch", None, "kv_heads", None)
+
+    def of_heads(q: Array, k: Array, v: Array) -> Array:
+        return _attention(q, k, v, window)
+
+    return on_shards(of_heads, (q, k, v), (queries, keys, keys), [(queries, q.shape)])
+
+
+def _attention(q: Array, k: Array, v: Array, window: int | None) -> Array:
+    """`attention` on one device."""
 
     def blocked(q: Array, k: Array, v: Array) -> Array:
         return blocked_attention(q, k, v, window)

@@ -7,6 +7,8 @@ Jit them with `config` static and `cache` donated, so that the pages are updated
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax.numpy as jnp
 
 from .attention import paged_attention
@@ -16,6 +18,7 @@ from .layers import Array, Params, embed, head, linear, norm, project_qkv
 from .model import feed_forward
 from .moe import Method
 from .native import kv_write
+from .sharding import constrain, on_page_shards
 
 
 def extend(
@@ -52,11 +55,19 @@ def extend(
         table = jnp.asarray(tables.of_layer(config, i))
         h = norm(config, x, layer["norm"])
         q, k, v = project_qkv(config, i, h, layer["qkv"], positions)
-        updated[i] = kv_write(updated[i], k.astype(cache[i].dtype), v.astype(cache[i].dtype), table, start, length)
-        mixed = paged_attention(q, updated[i], table, start, length, config.window(i))
+        attend = partial(_attend_pages, config.window(i))
+        updated[i], mixed = on_page_shards(attend, updated[i], q, k, v, table, start, length)
         attended = linear(mixed.reshape(*h.shape[:-1], -1), layer["o"])
-        x = x + attended + feed_forward(config, i, layer["mlp"], h, method, live=live)
+        x = constrain(x + attended + feed_forward(config, i, layer["mlp"], h, method, live=live), "batch", ...)
     return tuple(updated), x
+
+
+def _attend_pages(
+    window: int | None, pages: Array, q: Array, k: Array, v: Array, table: Array, start: Array, length: Array
+) -> tuple[Array, Array]:
+    """Writes keys and values into their pages; the pages, and what the queries find there."""
+    pages = kv_write(pages, k.astype(pages.dtype), v.astype(pages.dtype), table, start, length)
+    return pages, paged_attention(q, pages, table, start, length, window)
 
 
 def prefill(

@@ -7,10 +7,13 @@ Transformers' `Cohere2Moe…` modules, against which tests/test_golden.py compar
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
 from .config import Config
+from .sharding import constrain, current_mesh, fused_rows, mesh_axes, on_shards
 
 type Array = jax.Array
 type Params = dict  # a nested dict of arrays; DESIGN.md, "Parameters"
@@ -72,8 +75,8 @@ def project_qkv(config: Config, layer: int, h: Array, weight: Array, positions: 
       q [..., T, H, d], k [..., T, K, d], v [..., T, K, d].
     """
     heads, kv_heads, d = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    fused = linear(h, weight).reshape(*h.shape[:-1], heads + 2 * kv_heads, d)
-    q, k, v = jnp.split(fused, [heads, heads + kv_heads], axis=-2)
+    sizes = (heads * d, kv_heads * d, kv_heads * d)
+    q, k, v = (rows.reshape(*h.shape[:-1], -1, d) for rows in fused_rows(linear, h, weight, "heads", sizes, unit=d))
     if config.rope_layers[layer]:
         q, k = rotate(config, q, positions), rotate(config, k, positions)
     return q, k, v
@@ -81,22 +84,41 @@ def project_qkv(config: Config, layer: int, h: Array, weight: Array, positions: 
 
 def swiglu(gate_up: Array) -> Array:
     """silu(gate) · up for gate_up [..., 2F], gate first; in float32, returned as float32 [..., F]."""
-    gate, up = jnp.split(gate_up.astype(jnp.float32), 2, axis=-1)
+    return gated(*jnp.split(gate_up.astype(jnp.float32), 2, axis=-1))
+
+
+def gated(gate: Array, up: Array) -> Array:
+    """silu(gate) · up."""
     return jax.nn.silu(gate) * up
 
 
 def dense_mlp(mlp: Params, h: Array) -> Array:
     """The MLP of a dense layer: h [..., D] → [..., D]; gate_up [2F, D], down [D, F]."""
-    hidden = swiglu(contract("...i,oi->...o", h, mlp["gate_up"]))
+    width = mlp["down"].shape[1]
+    hidden = gated(*fused_rows(partial(contract, "...i,oi->...o"), h, mlp["gate_up"], "mlp", (width, width)))
     return linear(hidden.astype(h.dtype), mlp["down"])
 
 
 def embed(params: Params, tokens: Array) -> Array:
     """Rows of the embedding [V, D] for tokens [...] int32; not scaled. Tokens outside the vocabulary give NaN."""
-    return params["embed"].at[tokens].get(mode="fill", wrap_negative_indices=False)
+    table = params["embed"]
+    mesh = current_mesh()
+    if mesh is None:
+        return table.at[tokens].get(mode="fill", wrap_negative_indices=False)
+    size, axes = table.shape[0], mesh_axes(mesh, "vocab", table.shape[0])
+
+    def own(table: Array, tokens: Array) -> Array:
+        """The rows that this device has, 0 for the others: in the sum over devices a row is one device's."""
+        index = tokens - (jax.lax.axis_index(axes) * table.shape[0] if axes else 0)
+        rows = table.at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+        return jax.lax.psum(rows, axes)
+
+    in_axes = ("vocab", "embed"), ("batch", ...)
+    rows = on_shards(own, (table, tokens), in_axes, [(("batch", ...), (*tokens.shape, table.shape[1]))])
+    return jnp.where(((tokens >= 0) & (tokens < size))[..., None], rows, jnp.nan)
 
 
 def head(config: Config, params: Params, x: Array) -> Array:
     """Final norm and tied head: x [..., D] → float32 logits [..., V], times logit_scale."""
     h = norm(config, x, params["final_norm"])
-    return contract("...i,vi->...v", h, params["embed"]) * config.logit_scale
+    return constrain(contract("...i,vi->...v", h, params["embed"]), "batch", ..., "vocab") * config.logit_scale

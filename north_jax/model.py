@@ -17,6 +17,7 @@ from .attention import attention
 from .config import DENSE, Config
 from .layers import Array, Params, dense_mlp, embed, head, linear, norm, project_qkv
 from .moe import NO_EXPERT, Method, route, run_experts
+from .sharding import constrain
 
 type Tap = Callable[[str, Array], None]  # receives (name, value) of an intermediate tensor
 
@@ -156,7 +157,7 @@ def block(
     tap("attention", attended)
     fed = feed_forward(config, layer, params["mlp"], h, method, tap)
     tap("mlp", fed)
-    x = x + attended + fed
+    x = constrain(x + attended + fed, "batch", ...)
     tap("output", x)
     return x
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 NANO = "north-nano"
 API_KEY_VARIABLE = "NORTH_JAX_API_KEY"
+_MEMORY_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
 
 class Options(argparse.Namespace):
@@ -189,6 +190,12 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     if options.served_model_name is None:
         options.served_model_name = os.path.basename(os.path.abspath(os.path.expanduser(options.model)))
     return options
+
+
+def claim_memory(options: Options) -> None:
+    """Says what JAX takes of a GPU, which it asks when it is imported; whoever set the variable has the last word."""
+    if not any(os.environ.get(name) for name in _MEMORY_VARIABLES):
+        os.environ[_MEMORY_VARIABLES[0]] = str(options.memory_share)
 
 
 def _between(low: float, high: float) -> Callable[[str], float]:

@@ -18,6 +18,7 @@ COMMANDS = {
     "operations": "operations",
     "properties": "properties",
     "soak": "soak",
+    "mesh": "mesh",
     "trace": "trace",
 }
 

@@ -28,6 +28,7 @@ from .tree import Shardings, build, check_params, leaves, sharding_of
 PARAMS_DIRECTORY = "params"
 
 _CONCURRENT_BYTES = 1_000_000_000  # on the way between disk and devices at once, unless one parameter is larger
+_CHUNK_BYTES = 8 << 20  # what is read as a whole, of parameters other than experts
 
 
 def save(
@@ -53,13 +54,17 @@ def save(
     # Takes a second to import, which readers of other checkpoints are spared.
     import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 
+    from ..model import param_axes  # imports Flax
+
     arrays = check_params(config, params, "cannot save")
     for where, array in arrays.items():
         weight_dtype(array.dtype, f"cannot save {'.'.join(map(str, where))}")
     tree = build({_string_keys(where): array for where, array in arrays.items()})
+    axes = dict(leaves(param_axes(config)))
+    save_args = build({_string_keys(where): ocp.SaveArgs(**_chunks(axes[where])) for where in arrays})
     with staged_directory(path, overwrite=overwrite) as directory:
         with ocp.Checkpointer(_handler(max(array.nbytes for array in arrays.values()))) as checkpointer:
-            checkpointer.save(directory / PARAMS_DIRECTORY, args=ocp.args.PyTreeSave(tree))
+            checkpointer.save(directory / PARAMS_DIRECTORY, args=ocp.args.PyTreeSave(tree, save_args=save_args))
         (directory / "config.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
         copy_text_files(source, directory)
 
@@ -134,6 +139,14 @@ def _handler(largest: int) -> Any:
         save_device_host_concurrent_gb=gigabytes,
         restore_concurrent_gb=gigabytes,
     )
+
+
+def _chunks(axes: tuple[str | None, ...]) -> dict[str, Any]:
+    """How a parameter of these logical axes is cut in its file, so that a host that restores a part reads only that.
+
+    By default Orbax's unit of reading is what one device had when the parameter was saved, all experts of a layer, say.
+    """
+    return {"shard_axes": (0,)} if axes[0] == "expert" else {"chunk_byte_size": _CHUNK_BYTES}
 
 
 def _string_keys(path: ParamPath) -> ParamPath:

@@ -10,6 +10,8 @@ type.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -17,6 +19,7 @@ import jax.numpy as jnp
 
 from ..config import Config
 from ..layers import Array, Params, contract, swiglu
+from ..sharding import RULES, current_mesh, on_shards
 from .operation import MAX_TOKENS
 from .quantized import Experts, QuantizedExperts, dequantize
 from .warp import NO_EXPERT, warp_decode
@@ -39,8 +42,14 @@ def route(config: Config, router: Array, h: Array) -> tuple[Array, Array, Array]
     Returns:
       experts [..., k] int32, weights [..., k] float32, logits [..., E] float32.
     """
-    logits = contract("...d,ed->...e", h, router)
-    return *select_experts(config, logits), logits
+
+    def on_device(h: Array, router: Array) -> tuple[Array, Array, Array]:
+        logits = contract("...d,ed->...e", h, router)
+        return *select_experts(config, logits), logits
+
+    tokens = ("batch", ...)
+    outs = [(tokens, (*h.shape[:-1], width)) for width in (config.num_experts_per_tok,) * 2 + router.shape[:1]]
+    return on_shards(on_device, (h, router), (tokens, (None, "embed")), outs)
 
 
 def select_experts(config: Config, logits: Array) -> tuple[Array, Array]:
@@ -68,6 +77,8 @@ def run_experts(
 ) -> Array:
     """Sum of the selected experts' outputs, times their weights, accumulated in float32.
 
+    On a mesh (`sharding`) each device runs the experts that it has, by the method for its tokens.
+
     Args:
       config: the model's configuration.
       mlp: gate_up [E, 2I, D], gate rows first, and down [E, D, I]; arrays or `QuantizedExperts`.
@@ -79,14 +90,42 @@ def run_experts(
     Returns:
       [..., D] in h's dtype.
     """
-    shape = h.shape
-    rows = h.reshape(-1, shape[-1])  # [T, D]
-    experts = experts.reshape(-1, experts.shape[-1])  # [T, k]
-    weights = weights.reshape(experts.shape)
-    if method == "auto":
-        method = _choose(config, rows.shape[0])
-    run = {"dense": _dense, "gathered": _gathered, "tiled": _tiled, "warp": _warp}[method]
-    return run(mlp, rows, experts, weights).astype(h.dtype).reshape(shape)
+    run = _run_experts if current_mesh() is None else _run_part
+
+    def on_device(h: Array, experts: Array, weights: Array, gate_up: Experts, down: Experts) -> Array:
+        x, experts, weights = (rows.reshape(-1, rows.shape[-1]) for rows in (h, experts, weights))  # [T, …]
+        chosen = _choose(config, x.shape[0]) if method == "auto" else method
+        return run({"gate_up": gate_up, "down": down}, x, experts, weights, chosen).astype(h.dtype).reshape(h.shape)
+
+    tokens, matrices = ("batch", ...), ("expert", ...)
+    operands = (h, experts, weights, mlp["gate_up"], mlp["down"])
+    in_axes = (tokens, tokens, tokens, matrices, matrices)
+    return on_shards(on_device, operands, in_axes, [(tokens, h.shape)], alike=True)
+
+
+def _run_experts(mlp: Params, h: Array, experts: Array, weights: Array, method: Method) -> Array:
+    """h [T, D] → [T, D] in float32, or rounded to h's dtype."""
+    runs = {"dense": _dense, "gathered": _gathered, "tiled": _tiled, "warp": _warp}
+    return runs[method](mlp, h, experts, weights)
+
+
+def _run_part(mlp: Params, h: Array, experts: Array, weights: Array, method: Method) -> Array:
+    """The sum over devices of what each one's experts add: h [T, D] → float32 [T, D]."""
+    count, axes = mlp["gate_up"].shape[0], RULES["expert"]
+    first = jax.lax.axis_index(axes) * count
+    own = (experts >= first) & (experts < first + count)  # [T, k]
+    if method == "gathered":
+        index = jnp.where(own, experts - first, 0)
+        hidden = jnp.where(own[..., None], gathered_hidden(mlp, h, index, weights), 0)
+        added = gathered_down(mlp, hidden, index)
+    else:
+        runs: dict[Method, Callable[..., Array]] = {
+            "dense": _dense,
+            "tiled": partial(_tiled, skip=True),
+            "warp": partial(_warp, dtype=jnp.float32),
+        }
+        added = runs[method](mlp, h, jnp.where(own, experts - first, count), jnp.where(own, weights, 0))
+    return jax.lax.psum(added, axes)
 
 
 def _choose(config: Config, tokens: int) -> Method:
@@ -96,11 +135,11 @@ def _choose(config: Config, tokens: int) -> Method:
     return "gathered" if tokens * config.num_experts_per_tok < config.num_experts else "tiled"
 
 
-def _warp(mlp: Params, h: Array, experts: Array, weights: Array) -> Array:
+def _warp(mlp: Params, h: Array, experts: Array, weights: Array, dtype: Any = jnp.bfloat16) -> Array:
     """h [T, D] → [T, D]; more tokens than `warp_decode` takes come in groups, the last one with some of no expert."""
 
     def run(group: tuple[Array, Array, Array]) -> Array:
-        return warp_decode(*group, mlp["gate_up"], mlp["down"])
+        return warp_decode(*group, mlp["gate_up"], mlp["down"], dtype=dtype)
 
     tokens = h.shape[0]
     if tokens <= MAX_TOKENS:
@@ -147,8 +186,12 @@ def gathered_down(mlp: Params, hidden: Array, experts: Array) -> Array:
     return contract("tki,tkdi->td", hidden, _some(mlp["down"], experts, hidden.dtype))
 
 
-def _tiled(mlp: Params, h: Array, experts: Array, weights: Array) -> Array:
-    """h [T, D] → float32 [T, D]; a scan over tiles of TILE assignments to one expert."""
+def _tiled(mlp: Params, h: Array, experts: Array, weights: Array, skip: bool = False) -> Array:
+    """h [T, D] → float32 [T, D]; a scan over tiles of TILE assignments to one expert.
+
+    `skip` passes over empty tiles, which are many where most assignments are to experts of other devices, whose id is
+    the number of experts here.
+    """
     tokens, k = experts.shape
     count = mlp["gate_up"].shape[0]
     flat = experts.reshape(-1)  # [T·k]
@@ -160,6 +203,7 @@ def _tiled(mlp: Params, h: Array, experts: Array, weights: Array) -> Array:
     total = -(-tokens * k // TILE) + count  # static bound on the number of tiles
 
     tile = jnp.arange(total)
+    full = tile < jnp.sum(tiles)
     expert = jnp.clip(jnp.searchsorted(first_tile, tile, side="right") - 1, 0, count - 1)
     within = (tile - first_tile[expert])[:, None] * TILE + jnp.arange(TILE)  # [tiles, TILE]
     used = within < group[expert][:, None]
@@ -167,12 +211,15 @@ def _tiled(mlp: Params, h: Array, experts: Array, weights: Array) -> Array:
     token = assignment // k
     weight = jnp.where(used, weights.reshape(-1)[assignment], 0.0)
 
-    def step(out: Array, tile: tuple[Array, Array, Array]) -> tuple[Array, None]:
-        expert, token, weight = tile
+    def add(out: Array, tile: tuple[Array, ...]) -> Array:
+        expert, token, weight, _ = tile
         hidden = swiglu(contract("td,id->ti", h[token], _some(mlp["gate_up"], expert, h.dtype))) * weight[:, None]
         added = contract("ti,di->td", hidden.astype(h.dtype), _some(mlp["down"], expert, h.dtype))
         # An unused entry computes token 0 with an expert that is not its own: select, 0 × infinity is NaN.
-        return out.at[token].add(jnp.where(weight[:, None] > 0, added, 0)), None
+        return out.at[token].add(jnp.where(weight[:, None] > 0, added, 0))
 
-    out, _ = jax.lax.scan(step, jnp.zeros(h.shape, jnp.float32), (expert, token, weight))
+    def step(out: Array, tile: tuple[Array, ...]) -> tuple[Array, None]:
+        return (jax.lax.cond(tile[-1], add, lambda out, _: out, out, tile) if skip else add(out, tile)), None
+
+    out, _ = jax.lax.scan(step, jnp.zeros_like(h, jnp.float32), (expert, token, weight, full))
     return out

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from examples import call_tools, compare_numerics, hidden_states, lora
+import north_jax
+from examples import call_tools, compare_numerics, hidden_states, lora, sharded
+from north_jax.generation import generate
 from north_jax.text import Tokenizer
 from tests.serve.agent_script import call, say
 from tests.serve.api.conftest import ServeScript, Speak
@@ -31,6 +33,14 @@ def test_a_lora_learns() -> None:
 def test_numerics_of_a_variant() -> None:
     errors = compare_numerics.main([])
     assert errors["bfloat16"] < 0.03 < errors["experts in MXFP8"]
+
+
+def test_a_mesh_of_one_device_says_what_the_model_says() -> None:
+    (text,) = sharded.main(["--new-tokens", "4"])
+    model = north_jax.load()
+    tokenizer = model.tokenizer()
+    prompt = [tokenizer.bos_id, *tokenizer.encode_text(sharded.PROMPT)]
+    assert text == tokenizer.decode(list(generate(model.config, model.params, prompt, 4)))
 
 
 def test_a_tool_is_called_and_its_result_answered(

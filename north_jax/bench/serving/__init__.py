@@ -55,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = "; ".join(f"{name}: {preset.about}" for name, preset in presets().items())
     parser.add_argument("--scenario", nargs="+", default=["custom"], choices=[*presets()], metavar="NAME", help=names)
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--url", help="an endpoint that runs already, such as http://127.0.0.1:8000")
+    where.add_argument(
+        "--url", nargs="+", help="an endpoint that runs already, such as http://127.0.0.1:8000; several share the load"
+    )
     where.add_argument("--server", default="", metavar="ARGS", help="arguments of the server that is started")
     parser.add_argument("--server-log", type=Path, metavar="FILE", help="for what it says on standard error")
     parser.add_argument("--start-seconds", type=float, default=900.0, help="until it must be ready (default: 900)")
@@ -92,10 +94,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     signal.signal(signal.SIGTERM, _leave)  # so that the server's end is not left out
     try:
-        with _serving(options) as (running, url):
-            device = running.device if running else f"at {url}"
+        with _serving(options) as (running, urls):
+            device = running.device if running else f"at {', '.join(urls)}"
             results = Results(options.out, ("kind", "scenario"), device=device)
-            rows = asyncio.run(_scenarios(options, url, running, results))
+            rows = asyncio.run(_scenarios(options, urls, running, results))
     except (OSError, ServerError, ValueError) as error:
         raise SystemExit(f"error: {error}") from None
     print(table(rows))
@@ -108,20 +110,20 @@ def _leave(number: int, frame: object) -> None:
 
 
 @contextlib.contextmanager
-def _serving(options: argparse.Namespace) -> Iterator[tuple[Server | None, str]]:
-    """The server that is started, if one is, and the address."""
+def _serving(options: argparse.Namespace) -> Iterator[tuple[Server | None, list[str]]]:
+    """The server that is started, if one is, and the addresses."""
     if options.url is not None:
         yield None, options.url
         return
     with server(shlex.split(options.server), log=options.server_log, timeout_s=options.start_seconds) as running:
         print("\n".join(running.lines), flush=True)
-        yield running, running.url
+        yield running, [running.url]
 
 
 async def _scenarios(
-    options: argparse.Namespace, url: str, running: Server | None, results: Results
+    options: argparse.Namespace, urls: list[str], running: Server | None, results: Results
 ) -> list[dict[str, Any]]:
-    endpoint = await Endpoint.find(url, model=options.model, key=options.api_key, extras=not options.openai_only)
+    endpoint = await Endpoint.find(*urls, model=options.model, key=options.api_key, extras=not options.openai_only)
     begun = time.monotonic()
     warm = await until_warm(endpoint, options.wait_warm)
     waited = time.monotonic() - begun

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -102,7 +102,17 @@ def _keep(stream: Iterator[str], last: deque[str], log: Path | None) -> None:
 
 
 async def metrics(endpoint: Endpoint) -> dict[str, float]:
-    """The figures at /metrics, `name{labels}` → value; empty where the endpoint has none in Prometheus' form."""
+    """The figures at /metrics, `name{labels}` → value; empty where the endpoint has none in Prometheus' form.
+
+    Where several replicas share the load, their sums.
+    """
+    found: Counter[str] = Counter()
+    for replica in endpoint.replicas():
+        found.update(await _metrics_of_one(replica))
+    return dict(found)
+
+
+async def _metrics_of_one(endpoint: Endpoint) -> dict[str, float]:
     found: dict[str, float] = {}
     try:
         body = await endpoint.get("/metrics")
@@ -121,7 +131,8 @@ async def metrics(endpoint: Endpoint) -> dict[str, float]:
 
 async def is_warm(endpoint: Endpoint) -> bool:
     """Whether a server of ours has compiled all that it compiles ahead; True of others, which do not say."""
-    return (await metrics(endpoint)).get("north_warm", 1.0) > 0
+    said = [await metrics(replica) for replica in endpoint.replicas()]
+    return all(figures.get("north_warm", 1.0) > 0 for figures in said)
 
 
 async def until_warm(endpoint: Endpoint, timeout_s: float) -> bool:

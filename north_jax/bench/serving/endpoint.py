@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -85,11 +86,13 @@ class Endpoint:
     """Where requests go.
 
     Attributes:
-      address: of the server.
+      address: of the server; of the first, where several replicas share the requests.
       model: its name there.
       key: an API key, if it wants one.
       extras: whether it takes `ignore_eos` and `cache_salt`, beside OpenAI's fields, as this server and vLLM do.
       timeout_s: for one answer.
+      others: the other replicas' addresses. A request goes to the one that has the fewest at that time.
+      running: requests on their way, by address.
     """
 
     address: Address
@@ -97,17 +100,23 @@ class Endpoint:
     key: str | None = None
     extras: bool = True
     timeout_s: float = 600.0
+    others: tuple[Address, ...] = ()
+    running: Counter[Address] = field(default_factory=Counter)
 
     @classmethod
-    async def find(cls, url: str, *, model: str | None = None, key: str | None = None, extras: bool = True) -> Endpoint:
-        """Asks an endpoint for its model. Raises OSError or ValueError where there is none."""
-        address = Address.of(url)
+    async def find(cls, *urls: str, model: str | None = None, key: str | None = None, extras: bool = True) -> Endpoint:
+        """Asks the first of some replicas for its model. Raises OSError or ValueError where there is none."""
+        address, *others = map(Address.of, urls)
         if model is None:
             status, body = await fetch(address, "/v1/models", key=key)
             if status != 200:
                 raise HttpError(f"/v1/models: status {status}")
             model = msgspec.json.decode(body)["data"][0]["id"]
-        return cls(address, model, key, extras)
+        return cls(address, model, key, extras, others=tuple(others))
+
+    def replicas(self) -> list[Endpoint]:
+        """Each of them by itself."""
+        return [replace(self, address=address, others=()) for address in (self.address, *self.others)]
 
     async def get(self, target: str) -> bytes | None:
         """The body at a path, None where the endpoint has nothing there."""
@@ -137,22 +146,26 @@ class Endpoint:
         answer = Answer(request, time.perf_counter())
         if watched is not None:
             watched[request.number] = answer
+        address = min((self.address, *self.others), key=lambda one: self.running[one])
+        self.running[address] += 1
         try:
             async with asyncio.timeout(self.timeout_s):
-                await self._stream(answer)
+                await self._stream(answer, address)
         except TimeoutError:
             answer.error = f"no end within {self.timeout_s:g} s"
         except (OSError, msgspec.MsgspecError) as error:
             answer.error = f"{type(error).__name__}: {error}"
+        finally:
+            self.running[address] -= 1
         answer.ended = time.perf_counter()
         answer.completion_tokens = answer.completion_tokens or len(answer.times)
         if not (answer.error or answer.left or answer.finish):
             answer.error = "the stream ended without a reason"
         return answer
 
-    async def _stream(self, answer: Answer) -> None:
+    async def _stream(self, answer: Answer, address: Address) -> None:
         leave = answer.request.leave_after
-        async with Exchange(self.address, "POST", "/v1/completions", self.body(answer.request), self.key) as response:
+        async with Exchange(address, "POST", "/v1/completions", self.body(answer.request), self.key) as response:
             data, texts = b"", []
             async for piece in response.pieces():
                 now = time.perf_counter()

@@ -90,6 +90,13 @@ def test_open_loop_against_a_running_endpoint(
     assert all(request.max_tokens == 12 and not request.stop_token_ids for request in asked)
 
 
+def test_replicas_share_the_load(monkeypatch: pytest.MonkeyPatch, scripted: RunningServer, model: Path) -> None:
+    with running_server(ScriptedEngine([40] * 5000, step_seconds=0.002), model) as other:
+        assert run(monkeypatch, "serve", "--url", scripted.url, other.url, *SMALL, "--concurrency", 4) == 0
+        counts = [len(server.engine.requests) for server in (scripted, other)]
+    assert min(counts) >= 2 and sum(counts) == 5 + 2, "with those that warm up"
+
+
 def test_refused_requests_are_errors(monkeypatch: pytest.MonkeyPatch, scripted: RunningServer) -> None:
     assert run(monkeypatch, "serve", "--url", scripted.url, *SMALL, "--prompt", 5000) == 3
 
