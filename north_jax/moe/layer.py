@@ -39,8 +39,13 @@ def route(config: Config, router: Array, h: Array) -> tuple[Array, Array, Array]
     Returns:
       experts [..., k] int32, weights [..., k] float32, logits [..., E] float32.
     """
-    logits = contract("...d,ed->...e", h, router)
+    logits = route_logits(router, h)
     return *select_experts(config, logits), logits
+
+
+def route_logits(router: Array, h: Array) -> Array:
+    """The router's logits, float32 [..., E], of h [..., D]."""
+    return contract("...d,ed->...e", h, router)
 
 
 def select_experts(config: Config, logits: Array) -> tuple[Array, Array]:

@@ -12,13 +12,15 @@ import jax
 import jax.numpy as jnp
 
 from ..config import DENSE, FULL, SLIDING, Config
+from ..kernels.device import runs_kernels
 from ..kernels.query_tiles import query_tiles
 from ..kv_cache import PAGE_SIZE, PageTables
 from ..layers import Array, Params, dense_mlp, embed, head, linear, norm, rope_frequencies
-from ..moe import route
+from ..moe import route_logits
 from ..native import kv_write
 from .attention import packed_attention
-from .experts import packed_experts
+from .experts import routed_experts
+from .joined import joined_once, joins
 from .packing import Packed
 
 
@@ -130,16 +132,30 @@ def layer(config: Config, like: int, params: Params, pages: Array, x: Array, chu
     h = norm(config, x, params["norm"])
     q, k, v = _project(config, like, h, params["qkv"], chunk)
     pages = _write(pages, k, v, places, chunk)
-    tiles = (places.tiles, places.works)
-    mixed = packed_attention(
-        q, pages, places.table, tiles, chunk.offset, chunk.start, chunk.length, config.window(like)
-    )
-    attended = linear(mixed.reshape(x.shape[0], -1), params["o"])
     mlp = params["mlp"]
-    if config.mlp_layer_types[like] == DENSE:
-        return pages, x + jnp.where(chunk.valid[:, None], attended + dense_mlp(mlp, h), 0)
-    experts, weights, _ = route(config, mlp["router"], h)
-    return pages, packed_experts(config, mlp, h, experts, weights, chunk.valid, onto=(x, attended))
+    sparse = config.mlp_layer_types[like] != DENSE
+
+    def apart(q: Array, pages: Array, x: Array, h: Array, params: Params) -> Array:
+        tiles = (places.tiles, places.works)
+        mixed = packed_attention(
+            q, pages, places.table, tiles, chunk.offset, chunk.start, chunk.length, config.window(like)
+        )
+        attended = linear(mixed.reshape(x.shape[0], -1), params["o"])
+        if sparse:
+            return routed_experts(config, params["mlp"], h, chunk.valid, onto=(x, attended))
+        return x + jnp.where(chunk.valid[:, None], attended + dense_mlp(params["mlp"], h), 0)
+
+    def together(q: Array, pages: Array, x: Array, h: Array, params: Params) -> Array:
+        mlp = params["mlp"]
+        logits = route_logits(mlp["router"], h)
+        works = places.table, places.tiles, places.works
+        moe = chunk.valid, params["o"], mlp["gate_up"], mlp["down"]
+        return joined_once(config, config.window(like), q, pages, *works, x, h, logits, *moe)
+
+    operands = q, pages, x, h, {name: params[name] for name in ("o", "mlp")}
+    if sparse and joins(config, q, pages, h, mlp) and runs_kernels():
+        return pages, jax.lax.platform_dependent(*operands, cuda=together, default=apart)
+    return pages, apart(*operands)
 
 
 def layers(

@@ -11,7 +11,7 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from north_jax.attention import paged_attention
-from north_jax.kernels.paged_attention import AttentionSizes, paged_attention_kernel
+from north_jax.kernels.paged_attention import AttentionSizes, Spread, paged_attention_kernel
 from north_jax.kernels.query_tiles import NOTHING, TILE, TOKEN_ALIGN, query_tiles, tile_count
 from north_jax.kv_cache import PAGE_SIZE
 
@@ -84,6 +84,21 @@ def test_the_kernel_in_the_interpreter(prompts, window, sizes):
     interpret = plgpu.InterpretGPUParams(out_of_bounds_reads="uninitialized")
     result = case.kernel(window, sizes=sizes, blocks=2, interpret=interpret)
     assert max(case.differences(result, window)) < 0.02
+
+
+def test_rows_are_moved_meanwhile():
+    case = Prompts([(0, 70), (100, 20)], heads=2, kv_heads=1, d=64, entries=4)
+    rng = np.random.default_rng(2)
+    tokens, top, rows = 11, 3, 40
+    h = jnp.asarray(rng.normal(size=(tokens, 512)), jnp.bfloat16)
+    row = rng.permutation(rows)[: tokens * top].astype(np.int32)
+    row[2 * top : 3 * top] = rows  # a token without rows
+    interpret = plgpu.InterpretGPUParams(out_of_bounds_reads="uninitialized")
+    spread = Spread(h, jnp.asarray(row), rows)
+    result, moved = case.kernel(None, blocks=2, spread=spread, interpret=interpret)
+    assert max(case.differences(result, None)) < 0.02
+    held = row < rows
+    np.testing.assert_array_equal(np.asarray(moved)[row[held]], np.asarray(h)[np.arange(tokens * top)[held] // top])
 
 
 def test_what_does_not_fit_is_refused():
