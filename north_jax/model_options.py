@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .bench.record import provenance
-from .bench.weights import random_params
 from .checkpoint import load
 from .checkpoint.errors import CheckpointError
 from .checkpoint.loader import NANO
 from .config import Config, ConfigError
 from .decoding import BackendError
 from .layers import Params
+from .random_weights.weights import random_params
 from .text import Tokenizer, TokenizerError
 
 if TYPE_CHECKING:
@@ -76,10 +74,13 @@ def chosen_model(options: argparse.Namespace, *, needs_text: bool = False) -> Ch
     return ChosenModel(config, params, None, f"random weights, {layers} layers of width {width}")
 
 
-def provenance_of(module: str) -> dict[str, Any]:
-    """`bench.record.provenance` of another command; of its paths, the last parts alone."""
-    arguments = [Path(argument).name if Path(argument).is_absolute() else argument for argument in sys.argv[1:]]
-    return {**provenance(), "command": " ".join(["python", "-m", module, *arguments])}
+def answer(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], object]) -> None:
+    """Runs a command with the process's arguments; one of MISTAKES becomes the parser's own kind of message."""
+    options = parser.parse_args()
+    try:
+        run(options)
+    except MISTAKES as error:
+        parser.error(str(error))
 
 
 def at_least(least: int) -> Callable[[str], int]:

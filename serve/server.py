@@ -112,12 +112,7 @@ def _plan(directory: Path, options: Options) -> tuple[Outlook, Choice, MemoryPla
     """
     outlook = look_at(directory, options)
     config, kind = outlook.config, outlook.config.dtype
-    if outlook.quantized and options.backend in ("auto", "megakernel"):
-        if options.backend == "megakernel":
-            raise BackendError("the megakernel does not take experts in eight bits")
-        choice = Choice("jax", "the megakernel does not take experts in eight bits")
-    else:
-        choice = choose_backend(config, kind, backend=options.backend, slots=options.slots)
+    choice = choose_backend(config, kind, backend=options.backend, slots=options.slots, quantized=outlook.quantized)
     plan = plan_memory(
         config,
         kind,

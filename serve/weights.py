@@ -18,6 +18,7 @@ from north_jax.checkpoint.progress import Progress
 from north_jax.checkpoint.safetensors_file import DTYPES
 from north_jax.config import Config
 from north_jax.model import param_shapes
+from north_jax.random_weights.weights import random_params
 
 from .options import Options
 
@@ -59,8 +60,6 @@ def look_at(directory: Path, options: Options) -> Outlook:
 def load_weights(outlook: Outlook, directory: Path, options: Options, progress: Progress | None) -> Checkpoint:
     """The weights on the device. Raises as `north_jax.load` does."""
     if options.random_weights:
-        from north_jax.bench.weights import random_params
-
         _LOG.warning("the weights are random: what is answered means nothing")
         return Checkpoint(outlook.config, random_params(outlook.config, seed=_RANDOM_SEED), directory)
     return load(options.model, dtype=None if options.dtype == "auto" else options.dtype, progress=progress)

@@ -117,6 +117,7 @@ def test_cudnn_attention_equals_blocked(window):
     assert relative(attention(q, k, v, window), blocked_attention(q, k, v, window)) < 1e-2
 
 
+@pytest.mark.slow
 def test_gradients_agree_with_differences(params, tokens):
     def loss(p, method="dense", remat=False):
         logits = north_jax.forward(CONFIG, p, tokens[:, :40], method=method, remat=remat)

@@ -114,6 +114,7 @@ def test_out_of_range_is_named(field, value):
         SamplingParams(**{field: value})
 
 
+@pytest.mark.slow
 def test_a_large_flat_vocabulary():
     vocabulary, rows, steps = 2**18 - 1000, 4, 1000  # the last block of the draw is not full
     batch = SamplingBatch.of([SamplingParams(seed=i) for i in range(rows)])

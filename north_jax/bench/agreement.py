@@ -28,13 +28,13 @@ from north_jax.decoding import BackendError
 from north_jax.kv_cache import KVCache
 from north_jax.layers import Params
 from north_jax.megakernel.decoder import MegakernelDecoder
+from north_jax.random_weights.weights import MODERATE, STRONG, Gains, random_params, truncated, with_routing
 
 from .comparison import COSINE, FACTOR, compare, faults
 from .options import add_common
 from .record import Results
 from .reference import CANDIDATES, Outputs, Reference, references
 from .shared_pages import SharedPages
-from .weights import MODERATE, STRONG, Gains, random_params, truncated, with_routing
 
 SLOTS = 8
 _KEYS = ("kind", "part", "routing", "layers", "batch", "contexts")

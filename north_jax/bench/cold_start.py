@@ -43,8 +43,7 @@ def start(config_path: Path, tokens: int, cache: str, begun: float) -> dict[str,
     from north_jax.config import Config
     from north_jax.kv_cache import PagedRows, init_cache, pages_for, ring_entries
     from north_jax.packed import PackedPrefill, Piece
-
-    from .weights import random_params
+    from north_jax.random_weights.weights import random_params
 
     compilation_cache.use(cache)
     marks = [("import_s", time.time())]

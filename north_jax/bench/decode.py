@@ -22,20 +22,21 @@ import numpy as np
 
 from north_jax.config import SPARSE, Config
 from north_jax.decoding import Decoder, DecodeRow, Finish, TokenRecord, make_decoder
+from north_jax.geometries import NORTH
 from north_jax.kv_cache import NO_PAGE, KVCache, PagedRows, PageTables
 from north_jax.megakernel.decoder import MegakernelDecoder
 from north_jax.megakernel.schedule import Schedule
+from north_jax.random_weights.popularity import ROUTINGS, TOLERANCE, distinct
+from north_jax.random_weights.weights import random_params, with_routing
 from north_jax.sampling import SamplingParams
 
 from . import bandwidth
 from .cache import CHUNK, RandomRows
 from .layerwise import layers
-from .options import NORTH, add_common
+from .options import add_common
 from .peers import vllm
-from .popularity import ROUTINGS, TOLERANCE, distinct
 from .record import Results
 from .speed_of_light import BANDWIDTH, kv_bytes, weight_bytes
-from .weights import random_params, with_routing
 
 _KEYS = ("kind", "backend", "routing", "batch", "context")
 _PROBED = 16  # last steps of each row whose experts are counted

@@ -23,12 +23,13 @@ import jax
 
 import ffi
 from north_jax.config import Config
+from north_jax.geometries import NORTH
 from north_jax.layers import Array
 from north_jax.moe import MAX_TOKENS, dequantize, expert_centric, warp_decode
 
 from . import bandwidth, moe_errors
 from .moe_layers import FORMATS, Inputs, Layer, bytes_of_expert, distinct_experts, random_inputs, random_layers
-from .options import NORTH, add_common
+from .options import add_common
 from .peers import vllm_experts
 from .record import Results
 

@@ -25,7 +25,8 @@ from north_jax.decoding import BackendError
 from north_jax.kv_cache import KVCache
 from north_jax.layers import Params
 from north_jax.megakernel.decoder import MegakernelDecoder
-from north_jax.megakernel.timing.load import SKEWED, UNIFORM
+from north_jax.random_weights.popularity import SKEWED, UNIFORM
+from north_jax.random_weights.weights import STRONG, random_params, truncated, with_routing
 
 from .activations import read
 from .agreement import Case, cases
@@ -33,7 +34,6 @@ from .operation_checks import LayerChecks, fault
 from .options import add_common
 from .record import Results
 from .shared_pages import Row, SharedPages
-from .weights import STRONG, random_params, truncated, with_routing
 
 _KEYS = ("kind", "routing", "layers", "batch", "contexts")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-NORTH = Path(__file__).parent / "north_mini_code.json"
+from north_jax.geometries import NORTH
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:

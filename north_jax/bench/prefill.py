@@ -21,15 +21,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from north_jax.config import Config
+from north_jax.geometries import NORTH
 from north_jax.kv_cache import PagedRows, PageTables, init_cache, pages_for, ring_entries
 from north_jax.packed import PackedPrefill, Piece
 from north_jax.packed.buckets import bucket_of, chunks_of
+from north_jax.random_weights.weights import random_params
 
 from . import prefill_parts
-from .options import NORTH, add_common
+from .options import add_common
 from .peers import vllm_prefill
 from .record import Results
-from .weights import random_params
 
 _KEYS = ("kind", "tokens", "chunk")
 _CHUNK_STEP = 64

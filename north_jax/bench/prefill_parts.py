@@ -21,7 +21,7 @@ from north_jax.kv_cache import KVCache, PageTables
 from north_jax.layers import Array, Params, dense_mlp, linear
 from north_jax.packed import PackedPrefill, Piece, pack
 from north_jax.packed.attention import packed_attention
-from north_jax.packed.chunk import Chunk, begin
+from north_jax.packed.chunk import Chunk, begin, kinds
 from north_jax.packed.experts import routed_experts
 
 PARTS = ("attention", "experts", "projections")
@@ -104,10 +104,7 @@ def _chunk_seconds(
     layers = [params["layers"][i] for i in range(config.num_hidden_layers)]
     sparse = [i for i in range(len(layers)) if config.mlp_layer_types[i] != DENSE]
 
-    first = _first_by_window(config)
-    attend = [
-        partial(_attend, config, first[_attention_kind(config, i)], q, cache[i], chunk) for i in range(len(layers))
-    ]
+    attend = [partial(_attend, config, like, q, cache[i], chunk) for i, like in enumerate(kinds(config))]
     experts = [partial(_experts, config, layers[i]["mlp"], h, chunk.valid) for i in sparse]
     mixed = q.reshape(x.shape[0], -1)
     projections = [partial(_project, layer["qkv"], layer["o"], h, mixed) for layer in layers]
@@ -120,17 +117,6 @@ def _any_pages(config: Config, cache: KVCache) -> PageTables:
     pages = {kind: cache[i].shape[0] for i, kind in enumerate(config.layer_types)}
     full, sliding = (np.arange(pages.get(kind, 1), dtype=np.int32)[None] for kind in (FULL, SLIDING))
     return PageTables(full, sliding)
-
-
-def _attention_kind(config: Config, layer: int) -> tuple[int | None, str]:
-    return config.window(layer), config.layer_types[layer]
-
-
-def _first_by_window(config: Config) -> dict[tuple[int | None, str], int]:
-    first: dict[tuple[int | None, str], int] = {}
-    for layer in range(config.num_hidden_layers):
-        first.setdefault(_attention_kind(config, layer), layer)
-    return first
 
 
 def _random_qkv(config: Config, dtype: jnp.dtype, tokens: int) -> list[Array]:

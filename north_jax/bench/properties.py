@@ -25,13 +25,13 @@ from north_jax.decoding import DecodeRow, Finish, TokenRecord
 from north_jax.kv_cache import PageTables
 from north_jax.layers import Params
 from north_jax.megakernel.decoder import MegakernelDecoder
+from north_jax.random_weights.weights import random_params, truncated
 from north_jax.sampling import SamplingBatch, SamplingParams, sample
 
 from .cache import CHUNK, RandomRows
 from .draws import probabilities, surprise
 from .options import add_common
 from .record import Results
-from .weights import random_params, truncated
 
 GREEDY = SamplingParams(temperature=0)
 CONTEXTS = (1, 64, 300, 4097, 8192, 63, 4095, 1000)  # of the rows, cut to --context

@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from north_jax.config import Config
+from north_jax.geometries import NORTH
 from north_jax.text import Marker, Tokenizer
 from north_jax.text.pieces import byte_alphabet
-
-from .options import NORTH
 
 _PAD, _UNK, _BOS = "<PAD>", "<UNK>", "<BOS_TOKEN>"
 _CHARACTERS = " _" + string.ascii_lowercase + string.ascii_uppercase + string.digits

@@ -1,70 +1,13 @@
-"""What every measurement is kept with: when, on which device, with which software, by which command."""
+"""The rows of a measurement, kept with their provenance."""
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from north_jax import __version__
-
-
-def provenance(device: str | None = None) -> dict[str, Any]:
-    """Date (UTC), device, versions, commit and command line.
-
-    `device` names one that another process has: JAX is not asked then, and takes no memory of it here.
-
-    The commit is what NORTH_JAX_COMMIT says, for code that runs from a copy, which may lie in another checkout;
-    without it the checkout's own, else "unknown".
-    """
-    devices = jax.device_count() if device is None else 1
-    return {
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "device": jax.devices()[0].device_kind if device is None else device,
-        "devices": devices,
-        "north_jax": __version__,
-        "jax": jax.__version__,
-        "jaxlib": importlib.metadata.version("jaxlib"),
-        "python": sys.version.split()[0],
-        "commit": os.environ.get("NORTH_JAX_COMMIT") or _described(),
-        "command": command_line("north_jax.bench"),
-    }
-
-
-def command_line(module: str) -> str:
-    """The command that runs, of `python -m module`: of --out without a place that is the machine's own."""
-    return " ".join(["python", "-m", module, *_without_place(sys.argv[1:])])
-
-
-def _described() -> str:
-    """What git says of the checkout that this file lies in."""
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def _without_place(arguments: Sequence[str]) -> Iterator[str]:
-    """The arguments; an absolute path of --out, which says something of the machine alone, shortened to its name."""
-    before = ""
-    for argument in arguments:
-        option, _, value = argument.partition("=")
-        if before == "--out" and Path(argument).is_absolute():
-            yield Path(argument).name
-        elif option == "--out" and Path(value).is_absolute():
-            yield f"--out={Path(value).name}"
-        else:
-            yield argument
-        before = argument
+from north_jax.provenance import provenance
 
 
 class ResultsError(ValueError):
@@ -87,7 +30,7 @@ class Results:
         """
         self.rows: list[dict[str, Any]] = []
         self._path, self._keys = path, tuple(keys)
-        self._provenance = provenance(device)
+        self._provenance = provenance("north_jax.bench", device)
         if path is None or not path.exists():
             return
         held = json.loads(path.read_text())

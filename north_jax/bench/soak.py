@@ -26,12 +26,12 @@ from north_jax.decoding import DecodeRow, Finish, TokenRecord
 from north_jax.kv_cache import KVCache, PagedRows
 from north_jax.layers import Params
 from north_jax.megakernel.decoder import MegakernelDecoder
+from north_jax.random_weights.weights import random_params
 from north_jax.sampling import SamplingParams
 
 from .cache import RandomRows
 from .options import add_common
 from .record import Results
-from .weights import random_params
 
 SLOTS = 8
 MOST_STEPS = 64  # of a quantum

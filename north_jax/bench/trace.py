@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from north_jax.config import Config
+from north_jax.geometries import NORTH
 from north_jax.megakernel.abi import Field, Opcode
-
-from .options import NORTH
-from .popularity import ROUTINGS
+from north_jax.random_weights.popularity import ROUTINGS
 
 TASK, BARRIER, COUNTER, END, GLOBAL = 1, 2, 3, 4, 5  # csrc/megakernel/pipeline/trace.h
 EVENT = np.dtype([("clock", "<u4"), ("kind", "<i4"), ("task", "<i4"), ("place", "<i4")])

@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from ..model_options import MISTAKES, ChosenModel, add_model, at_least, chosen_model, provenance_of
+from ..model_options import ChosenModel, add_model, answer, at_least, chosen_model
+from ..provenance import provenance
 from .backends import LABELS, subjects
 from .comparison import compare
 from .heat_map import heat_map
@@ -71,7 +72,10 @@ def prompt_of(options: argparse.Namespace, model: ChosenModel) -> list[int]:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Compares, prints the tables, writes the files. Raises one of MISTAKES for arguments that do not fit."""
+    """Compares, prints the tables, writes the files.
+
+    Raises one of `model_options.MISTAKES` for arguments that do not fit.
+    """
     model = chosen_model(options)
     prompt = prompt_of(options, model)
     taken, left_out = subjects(model.config, model.params, options.backends)
@@ -87,7 +91,7 @@ def run(options: argparse.Namespace) -> None:
     )
     print("\n".join(tables(results)))
     whole: dict[str, Any] = {
-        "provenance": provenance_of("north_jax.compare"),
+        "provenance": provenance("north_jax.compare"),
         "model": model.title,
         "dtype": model.params["embed"].dtype.name,
         "prompt_tokens": len(prompt),
@@ -105,12 +109,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    made = parser()
-    options = made.parse_args()
-    try:
-        run(options)
-    except MISTAKES as error:
-        made.error(str(error))
+    answer(parser(), run)
 
 
 if __name__ == "__main__":

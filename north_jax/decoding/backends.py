@@ -25,8 +25,17 @@ class Choice:
     reason: str
 
 
+_EIGHT_BITS = "the megakernel does not take experts in eight bits"
+
+
 def choose_backend(
-    config: Config, dtype: jnp.dtype | str, *, backend: Backend, slots: int, platform: str | None = None
+    config: Config,
+    dtype: jnp.dtype | str,
+    *,
+    backend: Backend,
+    slots: int,
+    platform: str | None = None,
+    quantized: bool = False,
 ) -> Choice:
     """Names the backend that decodes, or says why the one asked for cannot.
 
@@ -39,6 +48,7 @@ def choose_backend(
       backend: what was asked for.
       slots: rows that decode together.
       platform: of the device, as JAX calls it; by default that of the first one.
+      quantized: whether experts stay in eight bits.
 
     Raises:
       BackendError: there is no such backend, it is not part of this installation, or it does not support this model or
@@ -47,7 +57,7 @@ def choose_backend(
     where = platform or jax.devices()[0].platform
     match backend:
         case "auto":
-            reason = _against_megakernel(config, dtype, slots, where)
+            reason = _EIGHT_BITS if quantized else _against_megakernel(config, dtype, slots, where)
             return Choice("jax", reason) if reason else Choice("megakernel", "its pipelined kernel runs on this GPU")
         case "jax":
             return Choice("jax", "asked for")
@@ -55,6 +65,8 @@ def choose_backend(
             _check_warp(config, dtype, slots)
             return Choice("warp", "asked for")
         case "megakernel":
+            if quantized:
+                raise BackendError(_EIGHT_BITS)
             from ..megakernel import support  # it imports this package, and is needed here alone
 
             support.check(config, dtype, slots=slots, platform=where)
@@ -81,8 +93,8 @@ def make_decoder(config: Config, params: Params, *, backend: Backend, slots: int
     """
     dtype = params["embed"].dtype
     if backend == "auto":
-        quantized = _quantized(params)
-        backend = "jax" if quantized else choose_backend(config, dtype, backend="auto", slots=slots).backend
+        choice = choose_backend(config, dtype, backend="auto", slots=slots, quantized=_quantized(params))
+        backend = choice.backend
     match backend:
         case "jax":
             return JaxDecoder(config, params, slots=slots)
@@ -91,7 +103,7 @@ def make_decoder(config: Config, params: Params, *, backend: Backend, slots: int
             return JaxDecoder(config, params, slots=slots, method="warp", backend="warp")
         case "megakernel":
             if _quantized(params):
-                raise BackendError("the megakernel does not take experts in eight bits")
+                raise BackendError(_EIGHT_BITS)
             from ..megakernel.decoder import MegakernelDecoder  # it imports this package, and is needed here alone
 
             return MegakernelDecoder(config, params, slots=slots, max_context=max_context)

@@ -16,6 +16,7 @@ from ..kernels.device import runs_kernels
 from ..kernels.query_tiles import query_tiles
 from ..kv_cache import PAGE_SIZE, PageTables
 from ..layers import Array, Params, dense_mlp, embed, head, linear, norm, rope_frequencies
+from ..model import first_of_its_kind
 from ..moe import route_logits
 from ..native import kv_write
 from .attention import packed_attention
@@ -199,11 +200,7 @@ def finish(config: Config, embedding: Array, final_norm: Array, x: Array, chunk:
 
 def kinds(config: Config) -> list[int]:
     """For each layer the first one that is computed as it is: what is compiled for that serves both."""
-    first: dict[tuple[object, ...], int] = {}
-    return [
-        first.setdefault((config.rope_layers[i], config.window(i), config.mlp_layer_types[i], config.layer_types[i]), i)
-        for i in range(config.num_hidden_layers)
-    ]
+    return [first_of_its_kind(config, i) for i in range(config.num_hidden_layers)]
 
 
 def programs(kinds: list[int], most: int = 8) -> list[tuple[int, ...]]:

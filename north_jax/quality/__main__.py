@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..model_options import MISTAKES, ChosenModel, add_model, at_least, chosen_model, provenance_of
+from ..model_options import ChosenModel, add_model, answer, at_least, chosen_model
+from ..provenance import provenance
 from .held_out import HELD_OUT, held_out_texts
 from .measure import Completions, Plan, Spread, Texts, bits_per_byte, completions
 from .scorer import Scorer
@@ -108,7 +109,10 @@ def same_texts(found: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Measures, prints the table, writes the file. Raises one of MISTAKES for arguments that do not fit."""
+    """Measures, prints the table, writes the file.
+
+    Raises one of `model_options.MISTAKES` for arguments that do not fit.
+    """
     plan = Plan(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Plan)})
     texts = held_out_texts(options.held_out)
     model = chosen_model(options, needs_text=True)
@@ -120,7 +124,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     for name, share in same.items():
         print(f"{share:.0%} of the completions of {name} are those of {options.backends[0]}, token by token")
     whole = {
-        "provenance": provenance_of("north_jax.quality"),
+        "provenance": provenance("north_jax.quality"),
         "model": model.title,
         "dtype": model.params["embed"].dtype.name,
         "plan": dataclasses.asdict(plan),
@@ -137,12 +141,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    made = parser()
-    options = made.parse_args()
-    try:
-        run(options)
-    except MISTAKES as error:
-        made.error(str(error))
+    answer(parser(), run)
 
 
 if __name__ == "__main__":

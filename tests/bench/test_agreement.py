@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
-from support import RAW_CONFIG, tiny_config
+from support import tiny_config
+from support.bench_command import bench_command
 
 import ffi
-from north_jax.bench import __main__ as bench
 from north_jax.bench import agreement
 from north_jax.bench.comparison import compare, faults
 from north_jax.bench.reference import CANDIDATES, Outputs, Reference, doubt, references
 from north_jax.bench.shared_pages import Row, SharedPages
-from north_jax.bench.weights import STRONG, random_params
 from north_jax.compare.measures import errors
+from north_jax.random_weights.weights import STRONG, random_params
 
 pytestmark = pytest.mark.skipif(not ffi.available("cpu"), reason="nothing compiled")
 
@@ -34,16 +33,7 @@ SIZES = {
 @pytest.fixture
 def command(tmp_path, monkeypatch):
     """Runs the command on a tiny model; gives its exit status and what it wrote."""
-    (tmp_path / "config.json").write_text(json.dumps(RAW_CONFIG | SIZES))
-    files = ["--config", tmp_path / "config.json", "--out", tmp_path / "r.json"]
-
-    def run(*arguments: object):
-        monkeypatch.setattr("sys.argv", ["bench", "agreement", *map(str, [*files, *arguments])])
-        with pytest.raises(SystemExit) as ended:
-            bench.main()
-        return ended.value.code, json.loads((tmp_path / "r.json").read_text())["rows"]
-
-    return run
+    return bench_command("agreement", SIZES, tmp_path, monkeypatch)
 
 
 FEW = ("--part", "slices", "--layers", 3, "--batch", 2, "--context", 0, 100, "--ragged", 1, "--long", 300)
@@ -52,6 +42,7 @@ FEW = ("--part", "slices", "--layers", 3, "--batch", 2, "--context", 0, 100, "--
 ONE = ("--part", "slices", "--layers", 3, "--batch", 2, "--context", 100, "--ragged", 0, "--long")
 
 
+@pytest.mark.slow
 def test_the_compiled_decode_agrees_and_a_second_run_adds_nothing(command, monkeypatch):
     status, rows = command(*FEW)
     assert status == 0

@@ -10,10 +10,10 @@ from support import RAW_CONFIG
 import ffi
 from north_jax.bench import __main__ as bench
 from north_jax.bench import decode
-from north_jax.bench.options import NORTH
 from north_jax.bench.record import Results, ResultsError
 from north_jax.bench.speed_of_light import kv_bytes, weight_bytes
 from north_jax.config import Config
+from north_jax.geometries import NORTH
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from north_jax.bench import __main__ as bench
 from north_jax.bench import moe
 from north_jax.bench.moe_errors import errors
 from north_jax.bench.moe_layers import bytes_of_expert, distinct_experts, random_inputs, random_layers
-from north_jax.bench.options import NORTH
 from north_jax.bench.peers import vllm_experts
 from north_jax.config import Config
+from north_jax.geometries import NORTH
 
 RAW = RAW_CONFIG | {"hidden_size": 64, "intermediate_size": 32}
 CONFIG = Config.from_dict(RAW)
@@ -37,6 +37,7 @@ def command(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_rows_and_a_second_run(command, monkeypatch, capsys):
     options = ["--tokens", "1", "3", "--format", "bfloat16", "mxfp8", "--path", "shared", "expert-centric"]
     rows = command(*options)

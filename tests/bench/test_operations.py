@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 
 import numpy as np
 import pytest
-from support import RAW_CONFIG, tiny_config
+from support import tiny_config
+from support.bench_command import bench_command
 
 import ffi
-from north_jax.bench import __main__ as bench
 from north_jax.bench import operations, oracles
 from north_jax.bench.activations import EXECUTOR, read
 from north_jax.bench.operation_checks import Check, LayerChecks, fault
 from north_jax.bench.operations import Subject, depths
 from north_jax.bench.shared_pages import Row, SharedPages
-from north_jax.bench.weights import STRONG, random_params, truncated
 from north_jax.megakernel.decoder import MegakernelDecoder
+from north_jax.random_weights.weights import STRONG, random_params, truncated
 
 pytestmark = pytest.mark.skipif(not ffi.available("cpu"), reason="nothing compiled")
 
@@ -41,16 +40,7 @@ CONTEXTS, SLOTS = [5, 300], 3
 @pytest.fixture
 def command(tmp_path, monkeypatch):
     """Runs the command on a tiny model; gives its exit status and what it wrote."""
-    (tmp_path / "config.json").write_text(json.dumps(RAW_CONFIG | SIZES))
-    files = ["--config", tmp_path / "config.json", "--out", tmp_path / "r.json"]
-
-    def run(*arguments: object):
-        monkeypatch.setattr("sys.argv", ["bench", "operations", *map(str, [*files, *arguments])])
-        with pytest.raises(SystemExit) as ended:
-            bench.main()
-        return ended.value.code, json.loads((tmp_path / "r.json").read_text())["rows"]
-
-    return run
+    return bench_command("operations", SIZES, tmp_path, monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +61,7 @@ def cache(pages):
 FEW = ("--batch", 1, SLOTS, "--context", *CONTEXTS, "--ragged", 1)
 
 
+@pytest.mark.slow
 def test_the_operations_agree_and_a_second_run_adds_nothing(command, monkeypatch, capsys):
     status, rows = command(*FEW)
     assert status == 0 and all(row["kernel"] == EXECUTOR and not row["faults"] for row in rows)

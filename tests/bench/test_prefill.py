@@ -15,9 +15,9 @@ from support import RAW_CONFIG, tiny_config
 import north_jax
 from north_jax.bench import __main__ as bench
 from north_jax.bench import grouped_matmul
-from north_jax.bench.options import NORTH
 from north_jax.bench.prefill_parts import MILLISECONDS, chunk_flops
 from north_jax.config import Config
+from north_jax.geometries import NORTH
 from north_jax.kernels.tiling import Tiling
 
 

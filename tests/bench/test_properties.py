@@ -13,7 +13,7 @@ import ffi
 from north_jax.bench import properties
 from north_jax.bench.draws import probabilities, surprise
 from north_jax.bench.properties import DRAWS, Stage
-from north_jax.bench.weights import random_params
+from north_jax.random_weights.weights import random_params
 from north_jax.sampling import SamplingParams
 
 compiled = pytest.mark.skipif(not ffi.available("cpu"), reason="nothing compiled")
@@ -34,6 +34,7 @@ CHECKS = {
 }
 
 
+@pytest.mark.slow
 @compiled
 @pytest.mark.parametrize("check", CHECKS)
 def test_it_holds(stage, check):

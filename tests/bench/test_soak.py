@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import pytest
-from support import RAW_CONFIG
+from support.bench_command import bench_command
 
 import ffi
-from north_jax.bench import __main__ as bench
 from north_jax.bench import soak
 from north_jax.bench.soak import Soak
 from north_jax.megakernel.decoder import MegakernelDecoder
@@ -20,20 +18,13 @@ pytestmark = pytest.mark.skipif(not ffi.available("cpu"), reason="nothing compil
 @pytest.fixture
 def command(tmp_path, monkeypatch):
     """Runs the command on a tiny model; gives its exit status and what it wrote."""
-    (tmp_path / "config.json").write_text(json.dumps(RAW_CONFIG | {"hidden_size": 64}))
     sizes = {"layers": 2, "window": 70, "replays": 8, "most-tokens": 150}
     fixed = [item for name, value in sizes.items() for item in (f"--{name}", value)]
-    files = ["--config", tmp_path / "config.json", "--out", tmp_path / "r.json"]
-
-    def run(*arguments: object):
-        monkeypatch.setattr("sys.argv", ["bench", "soak", *map(str, [*files, *fixed, *arguments])])
-        with pytest.raises(SystemExit) as ended:
-            bench.main()
-        return ended.value.code, json.loads((tmp_path / "r.json").read_text())["rows"]
-
-    return run
+    run = bench_command("soak", {"hidden_size": 64}, tmp_path, monkeypatch)
+    return lambda *arguments: run(*fixed, *arguments)
 
 
+@pytest.mark.slow
 def test_answers_are_the_same_again_and_parts_are_kept(command, monkeypatch):
     status, rows = command("--steps", 400, "--parts", 2)
     assert status == 0 and [row["part"] for row in rows] == [0, 1]

@@ -13,11 +13,11 @@ import pytest
 from support import RAW_CONFIG, tiny_config, tiny_params
 
 import ffi
-from north_jax.bench.weights import random_params
 from north_jax.compare import TENSORS, Subject, compare, difference, exact_pass, jax_pass, subjects
 from north_jax.compare import __main__ as command
 from north_jax.compare.compiled_pass import compiled_pass
 from north_jax.decoding import BackendError
+from north_jax.random_weights.weights import random_params
 
 compiled = pytest.mark.skipif(
     not (ffi.available("cpu") and jax.default_backend() == "cpu"), reason="needs the CPU executor"
@@ -112,6 +112,7 @@ def run(tmp_path, monkeypatch):
     return command_line
 
 
+@pytest.mark.slow
 @compiled
 def test_the_command(run, tmp_path, capsys):
     file = tmp_path / "config.json"

@@ -27,6 +27,7 @@ def test_a_lora_learns() -> None:
     assert losses[-1] < losses[0] - 0.5
 
 
+@pytest.mark.slow
 def test_numerics_of_a_variant() -> None:
     errors = compare_numerics.main([])
     assert errors["bfloat16"] < 0.03 < errors["experts in MXFP8"]

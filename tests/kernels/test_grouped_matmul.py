@@ -12,8 +12,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from north_jax.bench.grouped_matmul import TILINGS, Case
 from north_jax.bench.grouped_matmul import measure as measure_grouped
-from north_jax.bench.options import NORTH
 from north_jax.config import Config
+from north_jax.geometries import NORTH
 from north_jax.kernels.grouped_matmul import grouped_matmul, grouped_matmul_reference
 from north_jax.kernels.tiling import Tiling
 from north_jax.kernels.work_items import WorkItems, sort_rows, sorted_rows, work_items

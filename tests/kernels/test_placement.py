@@ -28,6 +28,7 @@ def operands():
     return h, jnp.asarray(experts), jnp.arange(TOKENS) < TOKENS - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [3])
 def test_places(operands, blocks):
     h, experts, valid = operands

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import secrets
-from pathlib import Path
 
 import numpy as np
 import pytest
 from support import tiny_config
 
-import north_jax
 from north_jax.config import Config
+from north_jax.geometries import NORTH
 from north_jax.megakernel.abi import OPERATIONS, Buffer, Field, Lane, Opcode
 from north_jax.megakernel.build import BATCHES, build
 from north_jax.megakernel.checker import instances
@@ -20,7 +19,7 @@ from north_jax.megakernel.division import attention_items, dealt, routes
 from north_jax.megakernel.orders import ORDERS, TUNED, streamed
 
 F, Op = Field, Opcode
-REAL = Config.from_json(Path(north_jax.__file__).parent / "bench" / "north_mini_code.json")
+REAL = Config.from_json(NORTH)
 SHORT = dataclasses.replace(  # of its 49 layers the first ones: each kind
     REAL, num_hidden_layers=6, layer_types=REAL.layer_types[:6], mlp_layer_types=REAL.mlp_layer_types[:6]
 )

@@ -6,7 +6,6 @@ import functools
 import itertools
 import secrets
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,15 +15,15 @@ from support.mutations_of_form import MUTATIONS as OF_FORM
 from support.mutations_of_order import MUTATIONS as OF_ORDER
 from support.mutations_of_order import unwaited
 
-import north_jax
 from north_jax.config import Config
+from north_jax.geometries import NORTH
 from north_jax.megakernel.abi import Opcode
 from north_jax.megakernel.build import BATCHES, build, most_sms
 from north_jax.megakernel.checker import ScheduleError, check, check_or_raise, instances
 from north_jax.megakernel.orders import ORDERS, TUNED
 from north_jax.megakernel.schedule import Schedule
 
-REAL = Path(north_jax.__file__).parent / "bench" / "north_mini_code.json"
+REAL = NORTH
 TILES = most_sms(tiny_config())
 MUTATIONS = {mutation.name: mutation for mutation in (*OF_FORM, *OF_ORDER)}
 SIZES = [(1, 1), (2, 2), (5, 1)]  # planes, splits; the tiny model has 5 layers

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +16,9 @@ from support import tiny_config, tiny_params
 from support.quantum import Quanta, start
 
 import ffi
-import north_jax.bench
 from north_jax.config import Config
 from north_jax.decoding.types import Finish
+from north_jax.geometries import NORTH
 from north_jax.inference import decode_step
 from north_jax.megakernel import binding
 from north_jax.megakernel.abi import Weight
@@ -76,7 +75,7 @@ def reasons(config: Config, *, batch: int, dtype: str = "bfloat16", **options) -
 
 @pytest.mark.parametrize("batch", range(1, 9))
 def test_runs_north_mini_code(batch):
-    config = Config.from_json(Path(north_jax.bench.__file__).parent / "north_mini_code.json")
+    config = Config.from_json(NORTH)
     config = dataclasses.replace(
         config, num_hidden_layers=6, layer_types=config.layer_types[:6], mlp_layer_types=config.mlp_layer_types[:6]
     )

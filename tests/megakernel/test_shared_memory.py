@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
-import north_jax
 from north_jax.config import Config
+from north_jax.geometries import NORTH
 from north_jax.megakernel.build import BATCHES, build
 from north_jax.megakernel.orders import ORDERS
 from north_jax.megakernel.shared_memory import Capacities, budget
 
-REAL = Config.from_json(Path(north_jax.__file__).parent / "bench" / "north_mini_code.json")
+REAL = Config.from_json(NORTH)
 SHORT = dataclasses.replace(
     REAL, num_hidden_layers=4, layer_types=REAL.layer_types[:4], mlp_layer_types=REAL.mlp_layer_types[:4]
 )

@@ -7,9 +7,9 @@ import pytest
 from support import tiny_config
 
 import ffi
-from north_jax.bench.options import NORTH
 from north_jax.config import Config
 from north_jax.decoding import BackendError, choose_backend
+from north_jax.geometries import NORTH
 
 FULL = Config.from_json(NORTH)
 compiled = pytest.mark.skipif(not ffi.available("cpu"), reason="nothing compiled")

@@ -12,26 +12,28 @@ import pytest
 from support import tiny_config
 
 from north_jax.config import Config
+from north_jax.geometries import NORTH
 from north_jax.megakernel.abi import Field, Opcode
 from north_jax.megakernel.build import build
 from north_jax.megakernel.orders import ORDERS, streamed
 from north_jax.megakernel.selection import select
 from north_jax.megakernel.timing import report
 from north_jax.megakernel.timing.calibration import CONTEXT, VARIANTS, predict_variant
-from north_jax.megakernel.timing.load import SKEWED, UNIFORM, Load, distinct_experts, load
+from north_jax.megakernel.timing.load import Load, distinct_experts, load
 from north_jax.megakernel.timing.machine import H100, H200, Kernel
 from north_jax.megakernel.timing.predict import predict
 from north_jax.megakernel.timing.program import Phase
 from north_jax.megakernel.timing.search import Case, Form, rank, search
 from north_jax.megakernel.timing.simulate import simulate
 from north_jax.megakernel.timing.translate import translate
+from north_jax.random_weights.popularity import SKEWED, UNIFORM
 
 # Real kinds of layers in small, on 16 SMs.
 SMALL = tiny_config(
     hidden_size=512, head_dim=32, vocab_size=8192, num_hidden_layers=13, intermediate_size=256, sliding_window=128
 )
 BENCH = Path(report.__file__).parents[2] / "bench"
-CONFIG = Config.from_json(BENCH / "north_mini_code.json")
+CONFIG = Config.from_json(NORTH)
 RESULTS = BENCH / "results" / "2026-11-30-timing-model.json"
 KERNEL = Kernel()
 

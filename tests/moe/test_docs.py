@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 DOC = Path(__file__).parents[2] / "docs" / "warp_decode.md"
 
 
+@pytest.mark.slow
 def test_the_python_blocks_run():
     names: dict = {}
     for block in re.findall(r"```python\n(.*?)```", DOC.read_text(encoding="utf-8"), re.DOTALL):

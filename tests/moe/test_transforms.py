@@ -117,6 +117,7 @@ def test_products_differentiate_on_their_own():
     np.testing.assert_array_equal(slope, expected)
 
 
+@pytest.mark.slow
 def test_sharded_over_eight_devices():
     """In a process of its own, which pretends to have eight."""
     program = Path(__file__).with_name("sharded_checks.py")

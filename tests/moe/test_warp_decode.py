@@ -142,8 +142,8 @@ def test_within_what_the_seed_of_this_work_reports():
     """Cosine above 0.999996 and differences up to 2^-9, for outputs below a half."""
     from north_jax.bench.moe_errors import measure, oracle
     from north_jax.bench.moe_layers import random_inputs, random_layers
-    from north_jax.bench.options import NORTH
     from north_jax.config import Config
+    from north_jax.geometries import NORTH
 
     config = Config.from_json(NORTH)
     (layer,) = random_layers(config, "bfloat16", 1)

@@ -21,6 +21,7 @@ def nano() -> Checkpoint:
     return north_jax.load("north-nano")
 
 
+@pytest.mark.slow
 def test_fewer_bits_than_xz_on_a_sample(nano: Checkpoint) -> None:
     """Each file by itself, and together even against `xz -9` of the joined files, with a window of only 512 tokens."""
     held_out = dict(held_out_texts())

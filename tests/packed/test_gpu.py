@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from north_jax.bench.options import NORTH
-from north_jax.bench.weights import random_params
 from north_jax.config import Config
 from north_jax.forward_pass import hidden_states
+from north_jax.geometries import NORTH
 from north_jax.kv_cache import PAGE_SIZE, PagedRows, init_cache, pages_for, ring_entries
 from north_jax.packed import PackedPrefill, Piece, buckets
 from north_jax.packed.packing import TOKEN_ALIGN
+from north_jax.random_weights.weights import random_params
 
 pytestmark = pytest.mark.gpu
 CHUNK = 8192

@@ -66,6 +66,7 @@ def test_spread():
     assert Spread.of([2.0]).deviation == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (ffi.available("cpu") and jax.default_backend() == "cpu"), reason="needs the CPU executor")
 def test_both_backends_score_alike(run, tmp_path, capsys):
     config = tiny_config(vocab_size=3968, num_hidden_layers=2, eos_token_id=5)

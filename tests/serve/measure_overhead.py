@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import json
 import os
 import statistics
@@ -21,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from north_jax.provenance import provenance
 from tests.serve.server_thread import MODEL
 from tests.support.cmd4 import NAMED, NANO_TEMPLATE, byte_level_backend
 
@@ -181,26 +181,17 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=0, help="of load, to see whether memory stays (default: none)")
     parser.add_argument("--out", type=Path, help="a JSON file to write the figures to")
     options = parser.parse_args()
-    provenance = _provenance()  # the commit that runs, whatever happens to the checkout meanwhile
+    device = f"{os.cpu_count()} CPU cores, the server on one of them, shared with other work"
+    # Before it all: the commit that runs, whatever happens to the checkout meanwhile.
+    origin = provenance("tests.serve.measure_overhead", device) | {"devices": 0}
     rows = [throughput(step_ms=4), throughput(), first_byte(), idle()]
     if options.minutes:
         rows.append(endurance(options.minutes * 60))
     for row in rows:
         print(row)
     if options.out:
-        kept = {"provenance": provenance, "rows": rows}
+        kept = {"provenance": origin, "rows": rows}
         options.out.write_text(json.dumps(kept, indent=1) + "\n")
-
-
-def _provenance() -> Row:
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
-    return {
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "device": f"{os.cpu_count()} CPU cores, the server on one of them, shared with other work",
-        "python": sys.version.split()[0],
-        "commit": commit or "unknown",
-        "command": " ".join(["python", "-m", "tests.serve.measure_overhead", *sys.argv[1:]]),
-    }
 
 
 if __name__ == "__main__":

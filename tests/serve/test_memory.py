@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from north_jax.bench.options import NORTH
 from north_jax.config import Config
+from north_jax.geometries import NORTH
 from north_jax.kv_cache import cache_bytes
 from serve import server
 from serve.engine import memory as cache_memory

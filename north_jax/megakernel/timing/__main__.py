@@ -10,16 +10,15 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from ...bench.record import command_line, provenance
 from ...config import Config
+from ...geometries import NORTH
+from ...provenance import provenance
+from ...random_weights.popularity import SKEWED, UNIFORM
 from . import report
 from .calibration import fit
-from .load import SKEWED, UNIFORM
 from .machine import H200, MACHINES
 from .report import Row
 from .search import Case, Ranked, rank, search
-
-_CONFIG = Path(__file__).parents[2] / "bench" / "north_mini_code.json"
 
 
 def _integers(text: str) -> list[int]:
@@ -28,7 +27,7 @@ def _integers(text: str) -> list[int]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m north_jax.megakernel.timing", description=__doc__)
-    parser.add_argument("--config", type=Path, default=_CONFIG, help="config.json of the model")
+    parser.add_argument("--config", type=Path, default=NORTH, help="config.json of the model")
     parser.add_argument("--machine", choices=MACHINES, default=H200.name)
     parser.add_argument("--batches", type=_integers, default=[1, 2, 4, 8])
     parser.add_argument("--contexts", type=_integers, default=[1024, 8192, 32768])
@@ -64,8 +63,8 @@ def main() -> None:
             case = Case(config, machine, rows_of_batch, context, arguments.routing)
             _print(report.ranking_table(case, kept(report.ranking_row(case, each, kind) for each in look(case))))
     if arguments.out:
-        command = command_line("north_jax.megakernel.timing")
-        origin = provenance() | {"device": f"none: a model of the {machine.name}", "devices": 0, "command": command}
+        device = f"none: a model of the {machine.name}"
+        origin = provenance("north_jax.megakernel.timing", device) | {"devices": 0}
         lines = ",\n".join("  " + json.dumps(row) for row in rows)
         arguments.out.write_text(f'{{\n "provenance": {json.dumps(origin)},\n "rows": [\n{lines}\n ]\n}}\n')
 

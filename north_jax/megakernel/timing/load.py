@@ -9,9 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...config import SPARSE, Config
-
-UNIFORM, SKEWED = "uniform", "skewed"
-SKEW = 1.2  # experts drawn with probability ∝ 1/rank^1.2: the skewed routing that vLLM was measured with
+from ...random_weights.popularity import SKEW, SKEWED, UNIFORM
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...config import Config
+from ...random_weights.popularity import UNIFORM
 from ..build import build
 from ..orders import Order
 from ..tasks import TILE_ROWS
-from .load import UNIFORM, Load, load
+from .load import Load, load
 from .machine import Kernel, Machine
 from .program import Phase, Program
 from .simulate import simulate

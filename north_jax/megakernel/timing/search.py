@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...config import Config
+from ...random_weights.popularity import UNIFORM
 from ..abi import PAGE_TOKENS
 from ..orders import ATTENTION_FIRST, INTERLEAVED, TUNED, Order, down_first, router_first, shared_norm, streamed
-from .load import UNIFORM
 from .machine import Kernel, Machine
 from .predict import Prediction, predict
 

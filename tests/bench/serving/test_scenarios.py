@@ -44,6 +44,7 @@ def scripted(model: Path) -> Iterator[RunningServer]:
         yield running
 
 
+@pytest.mark.slow
 def test_a_server_with_random_weights_in_every_scenario(
     monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from support import tiny_config
 
-from north_jax.bench.popularity import TOLERANCE, biases, distinct, shares
-from north_jax.bench.weights import MODERATE, random_params, residual_rms, truncated, with_routing
 from north_jax.config import Config
 from north_jax.forward_pass import forward_with_taps
 from north_jax.megakernel.timing.load import distinct_experts
 from north_jax.model import param_shapes
+from north_jax.random_weights.popularity import TOLERANCE, biases, distinct, shares
+from north_jax.random_weights.weights import MODERATE, random_params, residual_rms, truncated, with_routing
 
 
 def router_sized(**changes) -> Config:

@@ -22,10 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from north_jax.config import DENSE, Config
-from north_jax.layers import Array, Params
-from north_jax.model import model_tensors
-
+from ..config import DENSE, Config
+from ..layers import Array, Params
+from ..model import model_tensors
 from .popularity import biases
 
 CONSTANT = 0  # the channel that is the same for all tokens

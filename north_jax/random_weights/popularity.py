@@ -13,8 +13,8 @@ import statistics
 
 import numpy as np
 
-from north_jax.megakernel.timing.load import SKEW, SKEWED, UNIFORM
-
+UNIFORM, SKEWED = "uniform", "skewed"
+SKEW = 1.2  # experts drawn with probability ∝ 1/rank^1.2: the skewed routing that vLLM was measured with
 ROUTINGS = (UNIFORM, SKEWED)
 TOLERANCE = 0.02  # of the number of distinct experts; beyond it a measurement does not count
 _DRAWS = 10_000
