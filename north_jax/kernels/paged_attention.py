@@ -46,7 +46,6 @@ class Spread(NamedTuple):
     rows: int  # of the result
 
 
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class AttentionSizes:
     """What may be tuned.

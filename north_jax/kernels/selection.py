@@ -296,7 +296,6 @@ def _arrange(
     parts = tiling.row_warpgroups
     passes = -(-max(turns) * parts // _LANES)
     for product, (items, number) in enumerate(((up, up_steps), (down, down_steps))):
-
         parts_of = of_expert(2 + product)
 
         def sum_parts(step: jax.Array, total: jax.Array, parts_of: Any = parts_of) -> jax.Array:

@@ -47,7 +47,9 @@ class Tiling:
             raise ValueError(f"cluster must be 1 or 2, got {self.cluster}")
         if self.depth % DEPTH or self.depth < DEPTH:
             raise ValueError(f"depth must be a multiple of {DEPTH}, got {self.depth}")
-        if self.least not in (8, 16, 32, 64) or (self.least < WARPGROUP_ROWS and self.row_warpgroups * self.cluster > 1):
+        if self.least not in (8, 16, 32, 64) or (
+            self.least < WARPGROUP_ROWS and self.row_warpgroups * self.cluster > 1
+        ):
             raise ValueError(f"least must be 8, 16, 32 or 64, and 64 for more than one warpgroup, got {self.least}")
 
     @property

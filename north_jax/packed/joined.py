@@ -11,8 +11,9 @@ import jax
 from ..config import Config
 from ..kernels.device import multiprocessors
 from ..kernels.paged_attention import Spread, paged_attention_kernel
-from ..layers import Array, Params, linear
+from ..layers import Array, Params
 from . import attention, experts
+from .projections import project
 
 
 def joins(config: Config, q: Array, pages: Array, h: Array, mlp: Params) -> bool:
@@ -69,7 +70,7 @@ def joined(
         blocks=multiprocessors(),
         spread=Spread(h, arranged.row, arranged.rows),
     )
-    attended = linear(mixed.reshape(x.shape[0], -1), o)
+    attended = project(mixed.reshape(x.shape[0], -1), o)
     return experts.run_placed(rows, arranged, selected.weights, gate_up, down, (x, attended))
 
 

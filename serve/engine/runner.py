@@ -117,9 +117,11 @@ class Runner:
         slots = [row.slot for row in work.rows]
         of_rows = PageTables(tables.full[slots], tables.sliding[slots])
         pieces = [Piece(row.tokens, row.start) for row in work.rows]
-        self._cache, x, logits = self._prefill.run(self._cache, of_rows, pieces)
         reported: dict[int, list[Logprobs]] = {}
-        if work.rows[0].following is not None:
+        if work.rows[0].following is None:
+            self._cache, logits = self._prefill.run(self._cache, of_rows, pieces)
+        else:
+            self._cache, x, logits = self._prefill.run_whole(self._cache, of_rows, pieces)
             reported[work.rows[0].slot] = self._report(work.rows[0], x)
         owners = np.full(logits.shape[0], self._slots, np.int32)  # a row without a piece belongs to no slot
         owners[: len(slots)] = slots

@@ -12,7 +12,8 @@ import north_jax
 from north_jax.kv_cache import PAGE_SIZE, PagedRows, PageTables, init_cache, pages_for, ring_entries
 from north_jax.layers import rotate
 from north_jax.packed import PackedPrefill, Piece, pack
-from north_jax.packed.chunk import begin, kinds, programs, rotated
+from north_jax.packed.chunk import begin, kinds, programs
+from north_jax.packed.projections import rotated
 
 CONFIG = tiny_config()  # window 70
 LENGTH = 330
@@ -69,7 +70,7 @@ class Prompts:
             for row in rows
         ]
         tables = PageTables(*(np.asarray(table)[rows] for table in self.paged.snapshot()))
-        self.cache, _, logits = self.prefill.run(self.cache, tables, pieces)
+        self.cache, logits = self.prefill.run(self.cache, tables, pieces)
         for row in rows:
             self.position[row] += counts[row]
         right = np.stack([self.expected[row, self.position[row] - 1] for row in rows])
