@@ -53,10 +53,12 @@ class AttentionSizes:
     Attributes:
       stages: blocks of keys, and of values, in shared memory; 2 is what fits with 128 dimensions.
       take_turns: whether the two warpgroups alternate on the tensor cores.
+      cluster: blocks with a query head each that share loads of keys and values: 1, or 2 with multicast.
     """
 
     stages: int = 2
     take_turns: bool = True
+    cluster: int = 1
 
 
 def paged_attention_kernel(
@@ -102,10 +104,18 @@ def paged_attention_kernel(
         raise ValueError(f"paged_attention: q is {q.dtype}{list(q.shape)}, expected 16-bit values and d of 64 or 128")
     if pages.dtype != q.dtype or pages.shape[1:] != (2, kv_heads, PAGE_SIZE, d) or heads % kv_heads:
         raise ValueError(f"paged_attention: pages are {pages.dtype}{list(pages.shape)}, q {q.dtype}{list(q.shape)}")
+    if heads // kv_heads % sizes.cluster or blocks % sizes.cluster:
+        raise ValueError(f"paged_attention: {heads // kv_heads} heads a kv head and {blocks} blocks, with {sizes}")
     ring = tiles_of((sizes.stages, _KEYS, d), q.dtype)
     queries = tiles_of((_WARPGROUPS, _QUERIES, d), q.dtype)
     landed = plgpu.Barrier(num_arrivals=PAGES_PER_BLOCK, num_barriers=sizes.stages)
-    consumed = plgpu.Barrier(num_arrivals=_WARPGROUPS, num_barriers=sizes.stages)
+    consumed: Any = plgpu.Barrier(num_arrivals=_WARPGROUPS, num_barriers=sizes.stages)
+    clusters: dict[str, Any] = {}
+    if sizes.cluster > 1:
+        clusters = {"cluster": (sizes.cluster,), "cluster_names": ("cluster",)}
+        consumed = plgpu.ClusterBarrier(
+            collective_axes=("cluster",), num_arrivals=_WARPGROUPS, num_barriers=sizes.stages
+        )
     out_type: Any = jax.ShapeDtypeStruct(q.shape, q.dtype)
     moving: dict[str, Any] = {}
     operands: tuple[jax.Array, ...] = ()
@@ -137,12 +147,13 @@ def paged_attention_kernel(
             "turn": plgpu.Barrier(num_arrivals=_WARPGROUPS),
             **moving,
         },
-        grid=(blocks,),
+        grid=(blocks // sizes.cluster,),
         grid_names=("block",),
         num_threads=_WARPGROUPS + (2 if spread else 1),
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=interpret,
+        **clusters,
     )
     result = kernel(tiles, count, table, q, pages, *operands)
     return (result[0], result[1].reshape(spread.rows, -1)) if spread else result
@@ -180,18 +191,23 @@ def _kernel(
     entries = table.shape[1]
     warpgroup = lax.axis_index("warpgroup")
     block = lax.axis_index("block")
-    total = count[0] * heads
-    steps = pl.cdiv(total, jnp.int32(blocks))
+    cluster = sizes.cluster
+    member = lax.axis_index("cluster") if cluster > 1 else jnp.int32(0)
+    share = "cluster" if cluster > 1 else None
+    clusters, head_groups = blocks // cluster, heads // cluster
+    total = count[0] * head_groups
+    steps = pl.cdiv(total, jnp.int32(clusters))
 
     def item(step: jax.Array) -> tuple[jax.Array, ...]:
         """The tile and head of a step: there and back over the blocks, since tiles become shorter."""
-        index = step * blocks + jnp.where(lax.rem(step, jnp.int32(2)) == 0, block, blocks - 1 - block)
+        index = step * clusters + jnp.where(lax.rem(step, jnp.int32(2)) == 0, block, clusters - 1 - block)
         works = index < total
-        tile = jnp.where(works, lax.div(index, jnp.int32(heads)), 0)
+        tile = jnp.where(works, lax.div(index, jnp.int32(head_groups)), 0)
         prompt, token, position, queries, first_page, key_blocks = (tiles[tile, i] for i in range(6))
         token = pl.multiple_of(token, TOKEN_ALIGN)
         key_blocks = jnp.where(works, key_blocks, 0)
-        return prompt, token, position, queries, first_page, key_blocks, lax.rem(index, jnp.int32(heads))
+        head = lax.rem(index, jnp.int32(head_groups)) * cluster + member
+        return prompt, token, position, queries, first_page, key_blocks, head
 
     def produce(step: jax.Array, loaded: jax.Array) -> jax.Array:
         prompt, token, position, queries, first_page, key_blocks, head = item(step)
@@ -216,7 +232,8 @@ def _kernel(
                 plgpu.barrier_wait(consumed.at[stage])
                 for i, number in enumerate(numbers):
                     rows = pl.ds(i * PAGE_SIZE, PAGE_SIZE)
-                    plgpu.copy_gmem_to_smem(pages.at[number, part, kv_head], ring.at[stage, rows], landed.at[stage])
+                    page = pages.at[number, part, kv_head]
+                    plgpu.copy_gmem_to_smem(page, ring.at[stage, rows], landed.at[stage], collective_axes=share)
 
         return loaded + key_blocks
 
@@ -359,7 +376,7 @@ def _kernel(
         @pl.when(warpgroup == _WARPGROUPS + 1)
         def mover() -> None:
             plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
-            _move(moving[0], moving[1], moving[3], moved, moved_landed, block, blocks)
+            _move(moving[0], moving[1], moving[3], moved, moved_landed, block * cluster + member, blocks)
 
 
 def _move(h: Any, row: Any, x: Any, moved: Any, landed: Any, block: jax.Array, blocks: int) -> None:

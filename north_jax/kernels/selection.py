@@ -18,7 +18,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from .shared_memory import accumulator, tiles
+from .shared_memory import accumulator, store, tiles
 from .tiling import Tiling
 from .work_items import NOTHING, WorkItems, most_turns, sorted_rows
 
@@ -130,7 +130,7 @@ def _select(
         return sums[...]
 
     inclusive = pl.run_scoped(count_earlier, accumulator(TOKENS, count))
-    counted[...] = inclusive
+    store(counted, inclusive)
     plgpu.commit_smem()
     of_experts = plgpu.Layout.WG_STRIDED((count,), vec_size=1)
     counts[block] = plgpu.load(counted.at[TOKENS - 1], layout=of_experts).astype(jnp.int32)
@@ -143,9 +143,9 @@ def _select(
         parts = [part / total for part in parts]
     for j, (place, part) in enumerate(zip(chosen, parts, strict=True)):
         earlier = jnp.where(index == across(place), inclusive, 0.0).sum(axis=1) - 1.0
-        experts[mine, j] = jnp.where(used > 0, place, float(count)).astype(jnp.int32)
-        weights[mine, j] = part
-        rank[mine, j] = earlier.astype(jnp.int32)
+        store(experts.at[mine, j], jnp.where(used > 0, place, float(count)).astype(jnp.int32))
+        store(weights.at[mine, j], part)
+        store(rank.at[mine, j], earlier.astype(jnp.int32))
 
 
 def arrange(
@@ -157,7 +157,7 @@ def arrange(
       selected: of `select`.
       tiling: of both products.
       columns: of the weights of both products.
-      blocks: of the products' grids.
+      blocks: of the products' grids (clusters, where the tiling has these).
       interpret: `plgpu.InterpretGPUParams()` to run on a CPU.
 
     Returns:
@@ -166,7 +166,7 @@ def arrange(
     tokens, top = selected.experts.shape
     parts_of_tokens, count = selected.counts.shape
     rows = sorted_rows(tokens * top, count, tiling)
-    across = [n // tiling.columns for n in columns]
+    across = [n // (tiling.columns * tiling.cluster) for n in columns]
     turns = [most_turns(count, tiling, rows=rows, columns=n, blocks=blocks) for n in columns]
     int32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
     own = -(-parts_of_tokens // blocks)
@@ -291,7 +291,7 @@ def _arrange(
                 earlier = plgpu.load(rank.at[mine, j], layout=layout.reduce(1), optimized=False)
                 hit = index == lax.broadcast_in_dim(chosen, shape, [0])
                 to = jnp.where(hit, begin, 0.0).sum(axis=1).astype(jnp.int32) + earlier
-                row[mine, j] = jnp.where(chosen < count, to, rows)
+                store(row.at[mine, j], jnp.where(chosen < count, to, rows))
 
     parts = tiling.row_warpgroups
     passes = -(-max(turns) * parts // _LANES)

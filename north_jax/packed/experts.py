@@ -244,7 +244,8 @@ def select_rows(
     selected = select(
         logits, valid, selection.top, softmax=selection.softmax, normalized=selection.normalized, interpret=interpret
     )
-    row, work = arrange(selected, tilings.up, columns=columns, blocks=blocks, interpret=interpret)
+    clusters = blocks // tilings.up.cluster
+    row, work = arrange(selected, tilings.up, columns=columns, blocks=clusters, interpret=interpret)
     rows = sorted_rows(tokens * selection.top, count, tilings.up)
     return selected, Arranged(row, rows, work, tilings, blocks)
 

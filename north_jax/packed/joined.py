@@ -6,6 +6,8 @@ memory, so they run at the same time. Where this does not apply, the branches ru
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 
 from ..config import Config
@@ -37,6 +39,10 @@ def joined(
     o: Array,
     gate_up: Array,
     down: Array,
+    *,
+    tilings: experts.ExpertTilings | None = None,
+    blocks: int | None = None,
+    interpret: Any = None,
 ) -> Array:
     """x plus attention plus experts, all of h, on a Hopper GPU.
 
@@ -55,11 +61,16 @@ def joined(
       o: [D, H · d].
       gate_up: [E, 2I, D].
       down: [E, D, I].
+      tilings: of the products, the same for both; by default those for so many assignments.
+      blocks: of the grids; by default one a multiprocessor.
+      interpret: `plgpu.InterpretGPUParams()` to run on a CPU.
 
     Returns:
       [T, D]; x for padding.
     """
-    selected, arranged = experts.select_rows(logits, valid, gate_up, down, experts.selection_of(config))
+    selection = experts.selection_of(config)
+    blocks = blocks or multiprocessors()
+    selected, arranged = experts.select_rows(logits, valid, gate_up, down, selection, tilings, blocks, interpret)
     mixed, rows = paged_attention_kernel(
         q,
         pages,
@@ -67,11 +78,12 @@ def joined(
         tiles,
         count,
         window=window,
-        blocks=multiprocessors(),
+        blocks=blocks,
         spread=Spread(h, arranged.row, arranged.rows),
+        interpret=interpret,
     )
     attended = project(mixed.reshape(x.shape[0], -1), o)
-    return experts.run_placed(rows, arranged, selected.weights, gate_up, down, (x, attended))
+    return experts.run_placed(rows, arranged, selected.weights, gate_up, down, (x, attended), interpret)
 
 
 joined_once = jax.jit(joined, static_argnums=(0, 1))  # lowered once for all layers of a kind

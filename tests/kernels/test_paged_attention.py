@@ -77,6 +77,7 @@ def test_tiles_cover_every_query_once_and_come_longest_first():
         ([(0, 70), (100, 20)], None, AttentionSizes()),
         ([(0, 130), (190, 40), (7, 0)], 100, AttentionSizes()),
         ([(63, 65)], 64, AttentionSizes(take_turns=False)),
+        ([(63, 65)], 64, AttentionSizes(cluster=2)),
     ],
 )
 def test_the_kernel_in_the_interpreter(prompts, window, sizes):

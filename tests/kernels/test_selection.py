@@ -84,6 +84,15 @@ def test_what_it_does_not_take():
     assert not selects(8192, 64)
 
 
+def test_they_lower_for_cuda_without_a_gpu():
+    def both(logits, valid):
+        selected = select(logits, valid, TOP, softmax=False, normalized=False)
+        return arrange(selected, Tiling(cluster=2), columns=(1536, 2048), blocks=66)
+
+    traced = jax.jit(both).trace(jnp.zeros((4096, EXPERTS)), jnp.ones(4096, bool))
+    assert traced.lower(lowering_platforms=("cuda",)).as_text().count("@mosaic_gpu") == 2
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("tokens", [1024, 8192, 32768])
 @pytest.mark.parametrize("tiling", [Tiling(), Tiling(row_warpgroups=1, columns=256, stages=5, align=8)])
