@@ -94,8 +94,10 @@ def test_they_lower_for_cuda_without_a_gpu():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tokens", [1024, 8192, 32768])
-@pytest.mark.parametrize("tiling", [Tiling(), Tiling(row_warpgroups=1, columns=256, stages=5, align=8)])
+@pytest.mark.parametrize(
+    ("tokens", "tiling"),
+    [(1024, Tiling(row_warpgroups=1, columns=256, stages=5, align=8)), (8192, Tiling()), (32768, Tiling())],
+)
 def test_on_a_gpu(tokens, tiling):
     logits = jax.random.normal(jax.random.key(0), (tokens, EXPERTS)) + jnp.linspace(0, 2, EXPERTS)
     valid = jnp.arange(tokens) < tokens - 70

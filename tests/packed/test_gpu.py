@@ -80,8 +80,12 @@ class Model:
     def feed(self, tokens, start):
         """Appends tokens to the prompt; gives their hidden states."""
         self.rows.grow(0, start, start + len(tokens))
-        self.cache, x, logits = self.prefill.run_whole(self.cache, self.rows.snapshot(), [Piece(tokens, start)])
+        tables, pieces = self.rows.snapshot(), [Piece(tokens, start)]
+        self.cache, x, logits = self.prefill.run_whole(self.cache, tables, pieces)
         assert jnp.isfinite(x.astype(jnp.float32)).all() and jnp.isfinite(logits[0]).all()
+        self.cache, alone = self.prefill.run(self.cache, tables, pieces)
+        difference = jnp.abs(alone[0] - logits[0]).max()
+        assert difference < 0.05 * jnp.abs(logits[0]).max(), "of the last layer for the last token alone"
         return np.asarray(x[: len(tokens)], np.float32)
 
 
