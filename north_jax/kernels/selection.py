@@ -216,8 +216,8 @@ def _arrange(
     tiling: Tiling,
     rows: int,
     own: int,
-    across: tuple[int, int],
-    turns: tuple[int, int],
+    across: tuple[int, ...],
+    turns: tuple[int, ...],
     blocks: int,
     interpreted: bool,
 ) -> None:

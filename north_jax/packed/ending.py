@@ -79,7 +79,7 @@ def last_tokens(config: Config, chunk: Chunk) -> tuple[Array, Chunk]:
 def finish(
     config: Config, embedding: Array, final_norm: Array, params: Params, pages: Array, x: Array, chunk: Chunk
 ) -> tuple[Array, Array]:
-    """The last layer's pages, and the logits after each piece's last token: float32 [N, V], meaningless for no piece."""
+    """The last layer's pages, and the logits after each last token: float32 [N, V], meaningless for no piece."""
     pages, x = last_layer(config, params, pages, x, chunk)
     return pages, head(config, {"embed": embedding, "final_norm": final_norm}, x)
 
