@@ -182,6 +182,9 @@ std::string CudaPlatform::report() const {
         case DeviceFault::kSliceWait:
             return where + task + " waited in vain for " + megakernel::describe_counter(*lists_, fault.counter) + ": " +
                    std::to_string(fault.seen) + " of " + std::to_string(fault.needed) + " arrivals";
+        case DeviceFault::kUnseen:
+            return where + task + " looked in vain for what has arrived at " +
+                   megakernel::describe_counter(*lists_, fault.counter);
         case DeviceFault::kStepEnd:
             return where + " waited in vain for the step's end";
         case DeviceFault::kRingFull:

@@ -93,6 +93,17 @@ class _EngineCollector(Collector):
         sizes.add_metric(["compiled"], stats.prefill_compiled)
         sizes.add_metric(["pending"], stats.prefill_shapes - stats.prefill_compiled)
         yield sizes
+        chunks = CounterMetricFamily(
+            "north_prefill_chunks", "Chunks of prompts, by the size they ran in", labels=["tokens"]
+        )
+        for size, count in sorted(stats.chunks.items()):
+            chunks.add_metric([str(size)], count)
+        yield chunks
+        seconds = CounterMetricFamily("north_engine_seconds", "The engine's time, by what it did", labels=["part"])
+        for part, spent in stats.seconds.items():
+            seconds.add_metric([part], spent)
+        yield seconds
+        yield GaugeMetricFamily("north_warm", "1 when nothing is left to compile ahead", float(stats.warm))
         memory = GaugeMetricFamily("north_memory_bytes", "Memory of the device and of the process", labels=["kind"])
         for kind, size in zip(("limit", "used", "peak"), stats.device_bytes or (), strict=False):
             memory.add_metric([kind], size)

@@ -129,13 +129,13 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         "--busy-latency-ms",
         type=_milliseconds,
         metavar="MS",
-        help="what others may wait for a token while a prompt is computed: chunks get as short as that takes; 0 for no"
-        " bound (default: 50 on a GPU, none on a CPU)",
+        help="what others may wait for a token while a prompt is computed: a chunk has the largest size that, by what"
+        " chunks took before, keeps it; 0 for no bound (default: 52 on a GPU, none on a CPU)",
     )
     engine.add_argument(
         "--decode-share",
         type=_part,
-        default=0.2,
+        default=0.3,
         metavar="X",
         help="part of the time that requests in the course of decoding keep while prompts are computed: so many steps"
         " follow each chunk (default: %(default)g)",

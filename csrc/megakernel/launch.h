@@ -43,7 +43,8 @@ struct DeviceFault {
         kRingFull = 4,
         kBadTask = 5,
         kBlocked = 6,
-        kNoPage = 7
+        kNoPage = 7,
+        kUnseen = 8
     };
     uint32_t kind;
     int32_t sm;

@@ -245,8 +245,12 @@ class TaskCheck {
         const int64_t d = g_.head_dim;
         rows(int64_t{g_.heads + 2 * g_.kv_heads} * d);
         expect(FIELD_ROPE, 0, 1, "whether to rotate");
-        const int64_t last = at(FIELD_ROW_BEGIN) + at(FIELD_ROW_COUNT) - 1;
-        if (at(FIELD_ROW_BEGIN) / d != last / d) refuse(FIELD_ROW_COUNT, "rows of one head");
+        // Several query heads may share a task; a key or a value is written to its head's page.
+        const int64_t first = at(FIELD_ROW_BEGIN), last = first + at(FIELD_ROW_COUNT) - 1, queries = g_.heads * d;
+        const int64_t each = first < queries ? queries / g_.kv_heads : d;
+        if (first / each != last / each) {
+            refuse(FIELD_ROW_COUNT, "the queries of one KV head, or its key or value");
+        }
         if (at(FIELD_ROPE) == 0) return;
         if (at(FIELD_ROW_BEGIN) % 2) refuse(FIELD_ROW_BEGIN, "an even row: pairs are rotated");
         if (at(FIELD_ROW_COUNT) % 2) refuse(FIELD_ROW_COUNT, "an even number: pairs are rotated");

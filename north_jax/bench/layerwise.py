@@ -18,9 +18,9 @@ import numpy as np
 from north_jax.attention import paged_attention
 from north_jax.config import DENSE, Config
 from north_jax.kv_cache import KVCache, PageTables
-from north_jax.layers import Array, Params, dense_mlp, embed, head, linear, norm, project_qkv
+from north_jax.layers import Array, Params, contract, dense_mlp, embed, head, linear, norm, project_qkv
 from north_jax.model import first_of_its_kind
-from north_jax.moe import route, run_experts
+from north_jax.moe import expert_weights, run_experts, select_experts
 from north_jax.native import kv_write
 
 
@@ -51,6 +51,7 @@ def layers(
     start: np.ndarray,
     length: np.ndarray,
     dtype: Any,
+    experts: np.ndarray | None = None,
 ) -> Iterator[LayerPass]:
     """Runs tokens through the model, one layer at each step of the iterator.
 
@@ -65,12 +66,17 @@ def layers(
       start: [N] int32, position of each row's first token.
       length: [N] int32, tokens of each row; the rest is padding.
       dtype: of weights, keys, values and activations.
+      experts: [layers with experts, N, T, k] int32, ascending: those that run, whatever the router says; by default
+        those that it selects.
     """
     x = _embed(params["embed"], tokens, dtype=dtype)
+    given = iter(experts if experts is not None else ())
     for number in range(len(params["layers"])):
         like = first_of_its_kind(config, number)
         table = np.asarray(tables.of_layer(config, number))
-        result = _layer(config, like, params["layers"][number], cache[number], table, x, start, length, dtype=dtype)
+        layer = params["layers"][number]
+        chosen = None if config.mlp_layer_types[number] == DENSE else next(given, None)
+        result = _layer(config, like, layer, cache[number], table, x, start, length, chosen, dtype=dtype)
         yield LayerPass(*result)
         x = result[0]
 
@@ -100,6 +106,7 @@ def _layer(
     x: Array,
     start: Array,
     length: Array,
+    chosen: Array | None,
     *,
     dtype: Any,
 ) -> tuple[Array, Array, Array, Array | None, Array | None]:
@@ -112,6 +119,11 @@ def _layer(
     attended = linear(mixed.reshape(*h.shape[:-1], -1), layer["o"])
     if config.mlp_layer_types[number] == DENSE:
         return x + attended + dense_mlp(layer["mlp"], h), k, v, None, None
-    experts, weights, router_logits = route(config, layer["mlp"]["router"], h)
+    router_logits = contract("...d,ed->...e", h, layer["mlp"]["router"])
+    if chosen is None:
+        experts, weights = select_experts(config, router_logits)
+    else:
+        experts = chosen
+        weights = expert_weights(config, jnp.take_along_axis(router_logits, experts, axis=-1))
     fed = run_experts(config, layer["mlp"], h, experts, weights)
     return x + attended + fed, k, v, router_logits, jnp.sort(experts, axis=-1)

@@ -29,7 +29,7 @@ from north_jax.random_weights.popularity import SKEWED, UNIFORM
 from north_jax.random_weights.weights import STRONG, random_params, truncated, with_routing
 
 from .activations import read
-from .agreement import Case, cases
+from .campaign import Case, cases
 from .operation_checks import LayerChecks, fault
 from .options import add_common
 from .record import Results

@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import hashlib
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -249,7 +250,10 @@ def run(options: argparse.Namespace) -> None:
     for name, check in checks.items():
         row = results.find(kind="property", check=name)
         if row is None:
-            row = results.add({"kind": "property", "check": name} | check())
+            begun = time.perf_counter()
+            found = check()
+            seconds = round(time.perf_counter() - begun, 1)
+            row = results.add({"kind": "property", "check": name} | found | {"seconds": seconds})
         print("  ".join(f"{key} {value}" for key, value in row.items() if key != "kind"), flush=True)
     sys.exit(not all(row["ok"] for row in results.of_kind("property")))
 

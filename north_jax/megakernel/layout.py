@@ -23,6 +23,10 @@ from .division import routes_size
 
 _ALIGNMENT = 256  # bytes between buffers
 LOCAL = frozenset({Buffer.LOCAL_RESIDUAL, Buffer.LOCAL_HIDDEN})  # one copy an SM, in shared memory on a GPU
+# What SMs publish for all others in every layer. The pipelined kernel (csrc/megakernel/pipeline/exchange.cuh) clears it
+# before it is written, and so needs a plane a layer, and as many again for every other step.
+EXCHANGED = frozenset({Buffer.QKV, Buffer.ROUTER_LOGITS, Buffer.EXPERT_HIDDEN, Buffer.ATTENTION_OUT, Buffer.MLP_OUT})
+EXCHANGED_BATCH = 8  # rows that the pipelined kernel takes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ def workspace(
       batch: rows.
       sms: SMs, for the buffers that each has.
       dtype: of the weights, and so of what is multiplied with them.
-      planes: copies of each buffer between layers.
+      planes: copies of each buffer between layers; those that are exchanged have more.
       splits: parts of ATTENTION_OUT.
       ranges: parts of the vocabulary that the tasks of LM_HEAD and of sampling divide.
     """
@@ -95,7 +99,13 @@ def workspace(
             Buffer.EXPERT_OUT: ((b * k, d_model), f32),
         }
     head = {Buffer.LOGITS, Buffer.RANGE_BEST, Buffer.SEARCH, Buffer.MASS}
-    buffers = {name: BufferSpec(*shapes[name], 1 if name in head | LOCAL else planes) for name in sorted(shapes)}
+
+    def copies(name: Buffer) -> int:
+        if name in EXCHANGED and batch <= EXCHANGED_BATCH:
+            return 2 * config.num_hidden_layers
+        return 1 if name in head | LOCAL else planes
+
+    buffers = {name: BufferSpec(*shapes[name], copies(name)) for name in sorted(shapes)}
     offsets: dict[Buffer, int] = {}
     end = 0
     for name, spec in buffers.items():

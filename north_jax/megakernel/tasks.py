@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 from ..config import Config
 from .abi import Field, Opcode
@@ -35,6 +36,25 @@ def tiles(rows: int, size: int = TILE_ROWS) -> Iterator[Task]:
         yield {F.ROW_BEGIN: begin, F.ROW_COUNT: min(size, rows - begin)}
 
 
+def shares(runs: Sequence[tuple[int, int, int]], sms: int, unit: int) -> list[list[tuple[int, int, int]]]:
+    """Deals runs of rows, (begin, end, name), evenly: gives the parts of each SM, which keep their names.
+
+    The runs count as one that is cut into `sms` shares, each a multiple of `unit` rows and none more than a unit larger
+    than another; a share that crosses from one run to the next is in parts.
+    """
+    total = sum(end - begin for begin, end, _ in runs) // unit
+    cuts = [sm * total // sms * unit for sm in range(sms + 1)]
+    parts: list[list[tuple[int, int, int]]] = [[] for _ in range(sms)]
+    before = 0  # rows of the runs before
+    for begin, end, name in runs:
+        for sm, (first, last) in enumerate(pairwise(cuts)):
+            low, high = max(first - before, 0), min(last - before, end - begin)
+            if low < high:
+                parts[sm].append((begin + low, begin + high, name))
+        before += end - begin
+    return parts
+
+
 class Counters:
     """Counters of a schedule under construction, and the arrivals that each gets in a step."""
 
@@ -55,10 +75,10 @@ class Counters:
             self.new(name)
         return first
 
-    def arrive(self, counter: int) -> Task:
-        """The fields of a task that arrives at a counter once."""
-        self.needs[counter] += 1
-        return {F.ARRIVE: counter, F.ARRIVE_COUNT: 1}
+    def arrive(self, counter: int, count: int = 1) -> Task:
+        """The fields of a task that arrives at a counter `count` times."""
+        self.needs[counter] += count
+        return {F.ARRIVE: counter, F.ARRIVE_COUNT: count}
 
     def arrive_items(self, first: int, counters: int, each: int) -> Task:
         """The fields of tasks whose items bring `each` arrivals to every one of `counters` counters."""
@@ -73,15 +93,15 @@ def wait(counter: int) -> Task:
 
 
 def qkv_rows(config: Config) -> int:
-    """Rows of a QKV tile: they lie within one head."""
-    return math.gcd(TILE_ROWS, config.head_dim)
+    """Rows of which the parts of QKV_PROJ are multiples: they lie within one head."""
+    return math.gcd(TILE_ROWS // 2, config.head_dim)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tiling:
     """Sizes of tiles, chosen from the geometry so that no tile lies across a boundary that somebody waits at."""
 
-    qkv_rows: int  # within one head
+    router_rows: int  # so that every SM has as many, or one less
     dense_units: int  # hidden units of a tile: as many gate rows and as many up rows
     dense_slice: int  # hidden units that FFN_DOWN waits for together
     expert_units: int
@@ -98,7 +118,7 @@ class Tiling:
         slices = max(n for n in range(1, 5) if width % (n * units) == 0)
         heads = [n for n in range(1, group) if group % n == 0 and batch * config.num_attention_heads <= n * sms]
         return cls(
-            qkv_rows=qkv_rows(config),
+            router_rows=min(TILE_ROWS, -(-config.num_experts // sms)),
             dense_units=units,
             dense_slice=width // slices,
             expert_units=math.gcd(TILE_ROWS // 2, config.intermediate_size),

@@ -8,7 +8,7 @@ from ..config import DENSE, FULL
 from .abi import MAX_SPLITS, Buffer, Field, Opcode, Weight
 from .head import norm_wave
 from .orders import Wave
-from .tasks import TILE_ROWS, Dealt, Draft, Task, anywhere, tiles, wait
+from .tasks import TILE_ROWS, Dealt, Draft, Task, anywhere, qkv_rows, shares, tiles, wait
 
 F = Field
 
@@ -96,17 +96,33 @@ class LayerWaves:
             rope=int(config.rope_layers[self._layer]),
         )
         fixed |= self._weight(Weight.QKV) | self._input()
-        tasks = []
-        for tile in tiles((heads + 2 * self._kv_heads) * d, self._draft.tiling.qkv_rows):
-            head = tile[F.ROW_BEGIN] // d
-            kv_head = head // group if head < heads else (head - heads) % self._kv_heads
-            tasks.append(fixed | tile | self._arrive(self._qkv + kv_head))
-        return anywhere(tasks)
+        # The queries, keys and values of one KV head after the other, dealt as one run of rows: every SM has as many, to
+        # a unit, and arrives once a row.
+        runs = [
+            (begin, end, self._qkv + kv_head)
+            for kv_head in range(self._kv_heads)
+            for begin, end in (
+                (kv_head * group * d, (kv_head + 1) * group * d),
+                ((heads + kv_head) * d, (heads + kv_head + 1) * d),
+                ((heads + self._kv_heads + kv_head) * d, (heads + self._kv_heads + kv_head + 1) * d),
+            )
+        ]
+        lists: list[list[Task]] = [
+            [
+                fixed
+                | {F.ROW_BEGIN: begin, F.ROW_COUNT: end - begin}
+                | self._draft.counters.arrive(counter, end - begin)
+                for begin, end, counter in parts
+            ]
+            for parts in shares(runs, self._draft.sms, qkv_rows(config))
+        ]
+        return Dealt(lists, fixed=True)
 
     def _router_wave(self) -> Dealt:
         fixed = self._task(Opcode.ROUTER_GEMM, output=Buffer.ROUTER_LOGITS)
         fixed |= self._weight(Weight.ROUTER) | self._input()
-        return anywhere(fixed | tile | self._arrive(self._router) for tile in tiles(self._draft.config.num_experts))
+        every = tiles(self._draft.config.num_experts, self._draft.tiling.router_rows)
+        return anywhere(fixed | tile | self._arrive(self._router) for tile in every)
 
     def _attention_wave(self, drain: bool) -> Dealt:
         config = self._draft.config

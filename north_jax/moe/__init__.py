@@ -7,6 +7,7 @@
 from .expert_centric import expert_centric as expert_centric
 from .layer import TILE as TILE
 from .layer import Method as Method
+from .layer import expert_weights as expert_weights
 from .layer import gathered_down as gathered_down
 from .layer import gathered_hidden as gathered_hidden
 from .layer import moe as moe

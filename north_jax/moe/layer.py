@@ -51,13 +51,15 @@ def route_logits(router: Array, h: Array) -> Array:
 def select_experts(config: Config, logits: Array) -> tuple[Array, Array]:
     """`route` for router logits [..., E] float32: experts [..., k] int32, weights [..., k] float32."""
     selected, experts = jax.lax.top_k(logits, config.num_experts_per_tok)
+    return experts, expert_weights(config, selected)
+
+
+def expert_weights(config: Config, selected: Array) -> Array:
+    """The weights of a token's experts from their router logits, float32 [..., k] both."""
     if config.expert_selection_fn == "softmax":
-        weights = jax.nn.softmax(selected, axis=-1)
-    else:
-        weights = jax.nn.sigmoid(selected)
-        if config.norm_topk_prob:
-            weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
-    return experts, weights
+        return jax.nn.softmax(selected, axis=-1)
+    weights = jax.nn.sigmoid(selected)
+    return weights / jnp.sum(weights, axis=-1, keepdims=True) if config.norm_topk_prob else weights
 
 
 def moe(config: Config, mlp: Params, h: Array, method: Method = "auto") -> Array:

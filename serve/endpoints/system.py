@@ -22,6 +22,7 @@ class Health(msgspec.Struct, kw_only=True):
     running: int
     pages_used: int
     pages_total: int
+    warm: bool  # whether everything is compiled that is compiled ahead
 
 
 def list_models(service: Service, request: Request) -> Response:
@@ -37,7 +38,7 @@ def health(service: Service, request: Request) -> Response:
     stats = service.bridge.engine.stats()
     if stats.failure is not None:
         raise server_error(f"The engine has failed: {stats.failure}", status=503, code="unavailable")
-    counts = {name: getattr(stats, name) for name in ("queued", "running", "pages_used", "pages_total")}
+    counts = {name: getattr(stats, name) for name in ("queued", "running", "pages_used", "pages_total", "warm")}
     return Response(200, encode(Health(**counts)))
 
 

@@ -21,9 +21,10 @@ from north_jax.decoding import Decoder, Finish, TokenRecord
 from north_jax.layers import Params
 
 from .memory import CachePlan
-from .pace import Pace, Stopwatch
+from .pace import Pace
 from .runner import Runner
 from .scheduler import Delivery, Scheduler
+from .stopwatch import Stopwatch
 from .types import EngineRequest, EngineStats, EngineUnavailable, FinishReason, QueueFull, TokenEvent
 from .work import PrefillWork, Work
 
@@ -31,6 +32,7 @@ _log = logging.getLogger(__name__)
 
 _LONGEST_RETRY_SECONDS = 60.0
 _LAST_CALL_SECONDS = 30.0  # for the device call that runs when the engine stops
+_PATIENCE_SECONDS = 20.0  # that a compilation waits for the engine to be idle
 
 type Deliver = Callable[[TokenEvent], None]
 
@@ -63,9 +65,16 @@ class JaxEngine:
         self.max_context = plan.max_context
         self.max_requests = plan.slots + max_queue
         self._pace = pace or Pace()
-        self._scheduler = Scheduler(config, plan, max_queue=max_queue, prefix_cache=prefix_cache, pace=self._pace)
         self._decoder = decoder
         self._runner = Runner(config, params, plan, decoder)
+        self._scheduler = Scheduler(
+            config,
+            plan,
+            max_queue=max_queue,
+            prefix_cache=prefix_cache,
+            pace=self._pace,
+            sizes=lambda: self._runner.sizes,
+        )
         self._changed = threading.Condition()  # guards the scheduler and all below
         self._deliver: dict[str, Deliver] = {}
         self._cancelled: set[str] = set()  # requests that are to end
@@ -76,6 +85,7 @@ class JaxEngine:
         self._stopped = False
         self._failure: str | None = None
         self._warmer: threading.Thread | None = None
+        self._warm = False
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -85,12 +95,26 @@ class JaxEngine:
 
     @property
     def prefill_shapes(self) -> tuple[int, int]:
-        """Sizes of prefill that are compiled, and all that `warm_up` compiles."""
-        return self._runner.prefill_shapes
+        """Sizes of prefill that are compiled, and all that there will be after `warm_up`."""
+        return len(self._runner.sizes), self._runner.all_sizes
 
     def warm_up(self) -> None:
-        """Compiles in the background what makes some requests faster or only some need."""
-        self._warmer = threading.Thread(target=self._runner.warm_up, args=(lambda: self._draining,), name="warm-up")
+        """Compiles in the background what makes some requests faster or only some need: while nobody waits, if it can.
+
+        A compilation takes Python's lock for seconds in small pieces, which delays every token a little and some by
+        tenths of a second. So each waits for the engine to be idle; but where that is never so, not for ever.
+        """
+
+        def moment() -> bool:
+            with self._changed:
+                self._changed.wait_for(lambda: self._draining or not self._deliver, timeout=_PATIENCE_SECONDS)
+                return not self._draining
+
+        def compile() -> None:
+            self._runner.warm_up(moment)
+            self._warm = not self._draining
+
+        self._warmer = threading.Thread(target=compile, name="warm-up")
         self._warmer.start()
 
     def submit(self, request: EngineRequest, deliver: Deliver) -> None:
@@ -127,12 +151,18 @@ class JaxEngine:
 
     def stats(self) -> EngineStats:
         """A snapshot of queue, slots, pages, compiled programs and the device's memory."""
-        compiled, shapes = self._runner.prefill_shapes
+        compiled, shapes = self.prefill_shapes
         memory = self._runner.device_memory()
         with self._changed:
-            stats = self._scheduler.stats()
             return replace(
-                stats, failure=self._failure, prefill_compiled=compiled, prefill_shapes=shapes, device_bytes=memory
+                self._scheduler.stats(),
+                failure=self._failure,
+                warm=self._warm,
+                prefill_compiled=compiled,
+                prefill_shapes=shapes,
+                chunks=dict(self._stopwatch.chunks),
+                seconds=dict(self._stopwatch.seconds),
+                device_bytes=memory,
             )
 
     def shutdown(self, deadline_s: float) -> None:
@@ -143,6 +173,7 @@ class JaxEngine:
         end = time.monotonic() + deadline_s
         with self._changed:
             self._draining = True
+            self._changed.notify_all()
             self._changed.wait_for(lambda: not self._deliver, timeout=max(end - time.monotonic(), 0))
             self._stopped = True
             self._steer()
@@ -187,14 +218,15 @@ class JaxEngine:
                 if (work := self._scheduler.next_work()) is not None:
                     return work
                 self._changed.wait()
+                self._stopwatch.works()
             return None
 
     def _run(self, work: Work) -> None:
         tables = self._scheduler.tables()  # this thread alone changes them
         if isinstance(work, PrefillWork):
-            tokens = sum(len(row.tokens) for row in work.rows)
-            self._stopwatch.prefills(tokens, others=self._scheduler.decodes)
+            self._stopwatch.prefills(self._runner.size_of(work), work.pairs, others=self._scheduler.decodes)
             drawn = self._runner.prefill(work, tables)
+            self._stopwatch.prefilled(drawn=work.draws)
             with self._changed:
                 self._send(self._scheduler.complete(work, drawn))
             return
@@ -204,6 +236,7 @@ class JaxEngine:
         try:
             self._runner.decode(work, tables, self._take)
         finally:
+            self._stopwatch.decoded()
             with self._changed:
                 self._decoding.clear()
 

@@ -1,29 +1,30 @@
 """How prefill and decode share the time while there is both: chunk by chunk, from what they took of late.
 
 Requests that decode wait for a chunk of somebody's prompt between two of their tokens. Two things are kept: that they
-never wait longer than a bound (chunks get shorter, as attention to a growing context takes longer), and that decoding
-keeps its share of the time (so many steps follow a chunk).
+wait no longer than a bound (a chunk has the largest size that fits, step included), and that decoding keeps its share
+of the time (so many steps follow a chunk). Within these prompts come first: on a GPU a chunk of 1024 tokens takes
+little longer than one of 128, as both read all weights, and a slot that decodes makes every step worth more.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
+import statistics
+from collections import deque
+from collections.abc import Sequence
 
-from north_jax.packed.buckets import LEAST, buckets
+from .chunk_times import ChunkTimes
 
-_NEWEST = 0.5  # weight of the newest step in the mean
-_GROWTH = 1.25  # of a chunk over the one before it, at most
-_SHRINKAGE = 0.5  # the same, at least: a single long wait may have had another cause
+_STEPS = 5  # the newest ones, whose median counts: where the host was late, some come together
 _MOST_STEPS = 32  # after a chunk
+_HARDLY = 1.25  # where no size fits: so much longer than the shortest chunk takes
 
 
 class Pace:
     """Sizes of chunks and quanta while prompts are computed beside requests that decode."""
 
-    def __init__(self, *, share: float = 0.2, latency_s: float | None = None) -> None:
-        """Nothing is known yet: chunks are as long as they may be, and one step follows each.
+    def __init__(self, *, share: float = 0.3, latency_s: float | None = None) -> None:
+        """Nothing is known yet: chunks are as long as they may be, and two steps follow each.
 
         Args:
           share: of the time, that decoding keeps, below 1; a step at least follows every chunk.
@@ -31,69 +32,66 @@ class Pace:
         """
         self._share = share
         self._latency = latency_s
-        self._step: float | None = None  # seconds, a running mean
-        self._gap: float | None = None  # seconds, the last
-        self._tokens = math.inf  # of a chunk that the bound allows
+        self._times = ChunkTimes()
+        self._newest: deque[float] = deque(maxlen=_STEPS)  # seconds of steps
+        self._step: float | None = None  # their median
+        self._chunk: float | None = None  # seconds, the last one that somebody waited for
 
     def stepped(self, seconds: float) -> None:
         """A decode step without a chunk before it took so long."""
-        self._step = seconds if self._step is None else self._step + _NEWEST * (seconds - self._step)
+        self._newest.append(seconds)
+        self._step = statistics.median(self._newest)
 
-    def waited(self, tokens: int, seconds: float) -> None:
-        """Requests that decode waited so long for a token, for a chunk of so many tokens and the step after it."""
-        self._gap = seconds
-        if self._latency is None:
-            return
-        allowed = tokens * self._latency / max(seconds, 1e-9)
-        if seconds > self._latency:
-            self._tokens = min(self._tokens, max(allowed, tokens * _SHRINKAGE))
-        elif allowed > self._tokens:  # a short chunk within the bound says nothing of longer ones
-            self._tokens = min(allowed, self._tokens * _GROWTH)
+    def waited(self, size: int, pairs: int, seconds: float) -> None:
+        """Requests that decode waited so long for a token: for a chunk (see `ran`) and the step after it."""
+        self._chunk = max(seconds - (self._step or 0.0), 0.0)
+        self._times.ran(size, pairs, self._chunk)
 
-    def room(self, most: int) -> int:
-        """Tokens of the next chunk: at most `most`, and else a length that chunks are compiled for."""
-        if self._latency is None or self._tokens >= most:
+    def ran(self, size: int, pairs: int, seconds: float) -> None:
+        """A chunk that nobody waited for took so long.
+
+        Args:
+          size: tokens that it was compiled for.
+          pairs: of a query and a key that it sees, where no window ends what it sees.
+          seconds: until what it drew was known.
+        """
+        self._times.ran(size, pairs, seconds)
+
+    def room(self, sizes: Sequence[int], most: int, context: int) -> int:
+        """Tokens of the next chunk, while others decode.
+
+        Args:
+          sizes: that chunks are compiled for.
+          most: tokens.
+          context: positions before the chunk's first token.
+
+        Returns:
+          the largest size that keeps the bound; where none does, the largest that is hardly slower than the least.
+        """
+        fitting = sorted((size for size in sizes if size <= most), reverse=True)
+        if self._latency is None or not fitting:
             return most
-        return max((length for length in buckets(most) if length <= self._tokens), default=LEAST)
+        left = self._latency - (self._step or 0.0)
+        least = self._expected(fitting[-1], context)
+        for size in fitting:
+            if self._expected(size, context) <= max(left, _HARDLY * least if least > left else 0.0):
+                return size
+            self._times.refuse(size)
+        return fitting[-1]
+
+    def _expected(self, size: int, context: int) -> float:
+        """Seconds of a chunk of one prompt, 0 as long as nothing is known: it is tried."""
+        return self._times.expected(size, pairs_of(size, context)) or 0.0
 
     @property
     def steps(self) -> int:
         """Decode steps until the next chunk."""
-        if self._step is None or self._gap is None:
-            return 1
-        chunk = max(self._gap - self._step, 0.0)
-        wanted = math.ceil(self._share / (1 - self._share) * chunk / max(self._step, 1e-9))
+        if self._step is None or self._chunk is None:
+            return 2  # the second one's time will be known
+        wanted = math.ceil(self._share / (1 - self._share) * self._chunk / max(self._step, 1e-9))
         return min(max(wanted, 1), _MOST_STEPS)
 
 
-class Stopwatch:
-    """Tells a pace what chunks and steps take; the engine's thread says when they begin and end.
-
-    A chunk runs on the device while the host goes on, so its time is known when the step after it has come.
-    """
-
-    def __init__(self, pace: Pace, clock: Callable[[], float] = time.monotonic) -> None:
-        self._pace = pace
-        self._clock = clock
-        self._chunk: tuple[float, int] | None = None  # when the chunk before the next step began, and its tokens
-        self._last: float | None = None  # when the last step of this quantum came
-
-    def prefills(self, tokens: int, *, others: bool) -> None:
-        """A chunk begins; `others`: whether requests that decode wait for it."""
-        self._chunk = (self._clock(), tokens) if others else None
-        self._last = None
-
-    def decodes(self) -> None:
-        """A quantum begins."""
-        self._last = None
-
-    def step(self) -> None:
-        """A step of the quantum has come."""
-        now = self._clock()
-        if self._chunk is not None:
-            begun, tokens = self._chunk
-            self._pace.waited(tokens, now - begun)
-            self._chunk = None
-        elif self._last is not None:
-            self._pace.stepped(now - self._last)
-        self._last = now
+def pairs_of(tokens: int, context: int) -> int:
+    """Pairs of a query and a key that it sees, of so many tokens behind `context` others."""
+    return tokens * context + tokens * (tokens + 1) // 2

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -20,10 +21,13 @@ from north_jax.logprobs import Logprobs, TopLogprobs, top_logprobs
 from north_jax.packed import PackedPrefill, Piece
 from north_jax.sampling import SamplingParams
 
+from .chunk_sizes import chosen
 from .memory import CachePlan
 from .work import DecodeWork, Prefilled, PrefillRow, PrefillWork
 
 _REPORTED = 64  # positions whose logits are held at once; chunks are a multiple of it
+_FIRST = 2  # sizes of prefill that are compiled before the first work
+_MOST_WORKERS = 3  # that compile beside the running engine: lowering is Python's, one at a time, the rest XLA's
 
 
 class Runner:
@@ -41,7 +45,7 @@ class Runner:
         self._config = config
         self._params = params
         self._decoder = decoder
-        self._slots = plan.slots
+        self._slots, self._rows = plan.slots, plan.prefill_rows
         self._new_cache = partial(
             init_cache,
             config,
@@ -53,6 +57,7 @@ class Runner:
         self._pages = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), self._cache)
         entries = pages_for(plan.max_context), ring_entries(config, plan.max_context, plan.chunk)
         self._prefill = PackedPrefill(config, params, rows=plan.prefill_rows, most=plan.chunk, entries=entries)
+        self._sizes = chosen(self._prefill.lengths, jax.devices()[0].platform)
         self._sampler = SlotSampler(plan.slots, config.vocab_size)
 
     def reset(self) -> None:
@@ -63,16 +68,29 @@ class Runner:
     def compile(self, tables: PageTables) -> None:
         """Compiles what every request needs, several programs at a time; `tables` are those of all slots."""
         with ThreadPoolExecutor() as pool:
-            compiling = [pool.submit(self._decoder.compile, self._cache, tables), pool.submit(self._sampler.compile)]
-            for shape in self._prefill.needed:
+            compiling: list[Future[Array] | Future[None]] = [
+                pool.submit(self._decoder.compile, self._cache, tables),
+                pool.submit(self._sampler.compile),
+            ]
+            compiling.append(pool.submit(self._logits_of_slots, jnp.zeros((self._rows, self._config.vocab_size)), []))
+            for shape in self._sizes[:_FIRST]:
                 compiling.append(pool.submit(self._prefill.compile, shape, self._pages))
         for program in compiling:
             program.result()
 
     @property
-    def prefill_shapes(self) -> tuple[int, int]:
-        """Prefill shapes that are compiled, and all that `warm_up` compiles."""
-        return len(self._prefill.compiled), len(self._prefill.shapes)
+    def sizes(self) -> frozenset[int]:
+        """Sizes of prefill that are compiled."""
+        return self._prefill.compiled
+
+    @property
+    def all_sizes(self) -> int:
+        """How many sizes will be compiled after `warm_up`."""
+        return len(self._sizes)
+
+    def size_of(self, work: PrefillWork) -> int:
+        """The size that a prefill will run in."""
+        return self._prefill.shape_of(_pieces(work))
 
     def device_memory(self) -> tuple[int, int, int] | None:
         """Bytes that this process may use on its device, uses, and used at most; None where the device keeps none."""
@@ -81,28 +99,43 @@ class Runner:
             return None
         return stats["bytes_limit"], stats["bytes_in_use"], stats.get("peak_bytes_in_use", stats["bytes_in_use"])
 
-    def warm_up(self, stopped: Callable[[], bool]) -> None:
-        """Compiles the other sizes of prefill, and the draws with penalties, a bias, log-probabilities or a grammar.
+    def warm_up(self, moment: Callable[[], bool]) -> None:
+        """Compiles the draws with penalties, a bias, log-probabilities or a grammar, and the other sizes of prefill.
 
-        Ends early if told so. Beside the running engine, in any thread: prefills run in the next larger size
-        meanwhile, and the draws have a sampler of their own, whose compiled code is shared.
+        Beside the running engine, in any thread: prefills run in the next larger size meanwhile, and the draws have a
+        sampler of their own, whose compiled code is shared.
+
+        Args:
+          moment: called before each program; waits for a good moment to compile, or ends the warm-up by False.
         """
-        for shape in self._prefill.shapes:
-            if stopped():
-                return
-            self._prefill.compile(shape, self._pages)
-        logits = jnp.zeros((self._slots, self._config.vocab_size), jnp.float32)
+
+        def compile(job: Callable[[], object]) -> None:
+            if moment():
+                job()
+
+        workers = min(max((os.cpu_count() or 1) // 4, 1), _MOST_WORKERS)
+        with ThreadPoolExecutor(workers, thread_name_prefix="compile") as pool:
+            jobs: list[Callable[[], object]] = self._draws()
+            jobs += [partial(self._prefill.compile, size, self._pages) for size in self._sizes]
+            for done in [pool.submit(compile, job) for job in jobs]:
+                done.result()
+
+    def _draws(self) -> list[Callable[[], object]]:
+        """One draw of every kind that is compiled by itself."""
         everything = np.full(mask_words(self._config.vocab_size), 0xFFFFFFFF, np.uint32)
         plain = SamplingParams(temperature=0)
-        for draw in (
+        kinds = (
             Draw(0, plain, grammar=_Anything(everything)),
             Draw(0, replace(plain, logprobs=0)),
             Draw(0, replace(plain, presence_penalty=1.0), TokenHistory([0])),
             Draw(0, replace(plain, logit_bias=((0, 1.0),))),
-        ):
-            if stopped():
-                return
-            SlotSampler(self._slots, self._config.vocab_size).draw(logits, {0: draw})
+        )
+
+        def draw(kind: Draw) -> None:
+            logits = jnp.zeros((self._slots, self._config.vocab_size), jnp.float32)
+            SlotSampler(self._slots, self._config.vocab_size).draw(logits, {0: kind})
+
+        return [partial(draw, kind) for kind in kinds]
 
     def prefill(self, work: PrefillWork, tables: PageTables) -> Prefilled:
         """Appends chunks of prompts, in one device call, and draws for those that end with it.
@@ -116,18 +149,22 @@ class Runner:
         """
         slots = [row.slot for row in work.rows]
         of_rows = PageTables(tables.full[slots], tables.sliding[slots])
-        pieces = [Piece(row.tokens, row.start) for row in work.rows]
+        pieces = _pieces(work)
         reported: dict[int, list[Logprobs]] = {}
         if work.rows[0].following is None:
             self._cache, logits = self._prefill.run(self._cache, of_rows, pieces)
         else:
             self._cache, x, logits = self._prefill.run_whole(self._cache, of_rows, pieces)
             reported[work.rows[0].slot] = self._report(work.rows[0], x)
-        owners = np.full(logits.shape[0], self._slots, np.int32)  # a row without a piece belongs to no slot
-        owners[: len(slots)] = slots
-        logits = _of_slots(logits, owners, slots=self._slots)
+        logits = self._logits_of_slots(logits, slots)
         draws = {row.slot: row.draw for row in work.rows if row.draw is not None}
         return Prefilled(self._sampler.draw(logits, draws) if draws else {}, reported)
+
+    def _logits_of_slots(self, logits: Array, slots: list[int]) -> Array:
+        """Logits [N, V] of the first rows' slots, at their places among all slots."""
+        owners = np.full(logits.shape[0], self._slots, np.int32)  # a row without a piece belongs to no slot
+        owners[: len(slots)] = slots
+        return _of_slots(logits, owners, slots=self._slots)
 
     def _report(self, row: PrefillRow, x: Array) -> list[Logprobs]:
         """Log-probabilities of the tokens that follow each position; compiled when it is first asked for."""
@@ -142,6 +179,10 @@ class Runner:
     def decode(self, work: DecodeWork, tables: PageTables, deliver: Deliver) -> None:
         """Runs a quantum of decode steps; see `north_jax.decoding.Decoder.decode`."""
         self._cache = self._decoder.decode(self._cache, tables, work.rows, work.steps, deliver)
+
+
+def _pieces(work: PrefillWork) -> list[Piece]:
+    return [Piece(row.tokens, row.start) for row in work.rows]
 
 
 class _Anything:

@@ -12,7 +12,7 @@ The one that arrived first is never interrupted for others, so there is always p
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -57,6 +57,7 @@ class Scheduler:
         max_queue: int,
         prefix_cache: bool = True,
         pace: Pace | None = None,
+        sizes: Callable[[], Iterable[int]] | None = None,
     ) -> None:
         """Sizes the scheduler.
 
@@ -67,9 +68,11 @@ class Scheduler:
           prefix_cache: whether requests use what earlier ones with the same beginning left in the KV cache.
           pace: sizes chunks and quanta while there are both; by default one step follows each chunk, and no wait is
             bounded.
+          sizes: gives those that chunks are compiled for now; by default the longest chunk's alone.
         """
         self._plan = plan
         self._pace = pace or Pace()
+        self._sizes = sizes or (lambda: (plan.chunk,))
         self._ring = ring_entries(config, plan.max_context, plan.chunk)
         self._max_requests = plan.slots + max_queue
         self._waiting: deque[Entry] = deque()
@@ -272,7 +275,11 @@ class Scheduler:
         While others decode, they wait for it, and it is shorter. Of several entries that are about to compute the same
         block only the first does so: the others find it done then.
         """
-        room = self._pace.room(self._plan.busy_chunk) if self.decodes else self._plan.chunk
+        room = self._plan.chunk
+        if self.decodes:
+            if not entries[0].reports:
+                self._take_known(entries[0])
+            room = self._pace.room([*self._sizes()], self._plan.busy_chunk, entries[0].position)
         rows: list[PrefillRow] = []
         begun: set[object] = set()
         for entry in entries:

@@ -5,8 +5,8 @@ The protocol layer turns HTTP requests into `EngineRequest`s and `TokenEvent`s i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -67,6 +67,9 @@ class EngineStats:
     failure: str | None = None  # why the engine stopped for good
     prefill_compiled: int = 0  # sizes of prefill that are compiled
     prefill_shapes: int = 0  # that will be
+    warm: bool = False  # whether everything is compiled that is compiled ahead
+    chunks: Mapping[int, int] = field(default_factory=dict)  # of prefill, by the size they ran in
+    seconds: Mapping[str, float] = field(default_factory=dict)  # of the engine, by what it did: `stopwatch.PARTS`
     device_bytes: tuple[int, int, int] | None = None  # limit, in use, most that was; None where nobody says
 
 

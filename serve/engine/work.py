@@ -9,6 +9,8 @@ from typing import NamedTuple
 from north_jax.decoding import DecodeRow, Draw, Drawn
 from north_jax.logprobs import Logprobs
 
+from .pace import pairs_of
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillRow:
@@ -27,6 +29,16 @@ class PrefillWork:
     """Chunks of several prompts, run together."""
 
     rows: tuple[PrefillRow, ...]
+
+    @property
+    def pairs(self) -> int:
+        """Of a query and a key that it sees, where no window ends what it sees."""
+        return sum(pairs_of(len(row.tokens), row.start) for row in self.rows)
+
+    @property
+    def draws(self) -> bool:
+        """Whether one of the prompts ends here."""
+        return any(row.draw is not None for row in self.rows)
 
 
 class Prefilled(NamedTuple):

@@ -17,6 +17,7 @@ from north_jax.megakernel.build import BATCHES, build
 from north_jax.megakernel.checker import instances
 from north_jax.megakernel.division import attention_items, dealt, routes
 from north_jax.megakernel.orders import ORDERS, TUNED, streamed
+from north_jax.megakernel.tasks import qkv_rows
 
 F, Op = Field, Opcode
 REAL = Config.from_json(NORTH)
@@ -114,12 +115,19 @@ def test_every_wave_is_dealt_evenly(order, model, batch, sms):
     opcode, layer = schedule.tasks[:, F.OPCODE], schedule.tasks[:, F.LAYER]
     layers = config.num_hidden_layers
     for group in ORDERS[order].groups:
-        shares = [code for wave in group for code in OPCODES[wave.name] if code not in ON_EVERY_SM | {Op.ADD_RMSNORM}]
+        dealt_otherwise = ON_EVERY_SM | {Op.ADD_RMSNORM, Op.QKV_PROJ}
+        shares = [code for wave in group for code in OPCODES[wave.name] if code not in dealt_otherwise]
         chosen = np.isin(opcode, shares) & (layer < layers)
         waves = 2 if "up" in [wave.name for wave in group] else 1  # of a dense layer's tiles, each dealt evenly
         counts = np.zeros((layers, sms), int)
         np.add.at(counts, (layer[chosen], sm[chosen]), 1)
         assert (counts.max(axis=1) - counts.min(axis=1) <= waves).all(), group
+    # QKV is dealt by rows: every SM has as many, to a unit.
+    chosen = opcode == Op.QKV_PROJ
+    rows = np.zeros((layers, sms), int)
+    np.add.at(rows, (layer[chosen], sm[chosen]), schedule.tasks[chosen, F.ROW_COUNT])
+    assert (rows.max(axis=1) - rows.min(axis=1) <= qkv_rows(config)).all()
+    assert (rows.sum(axis=1) == (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim).all()
     for code in ON_EVERY_SM:
         counts = np.zeros((layers, sms), int)
         chosen = opcode == code

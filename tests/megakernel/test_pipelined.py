@@ -21,11 +21,12 @@ from north_jax.decoding.types import Finish
 from north_jax.geometries import NORTH
 from north_jax.inference import decode_step
 from north_jax.megakernel import binding
-from north_jax.megakernel.abi import Weight
+from north_jax.megakernel.abi import Buffer, Field, Opcode, Weight
 from north_jax.megakernel.build import build
 from north_jax.megakernel.decoder import MegakernelDecoder
 from north_jax.megakernel.orders import TUNED, router_first, streamed
-from north_jax.megakernel.selection import choices
+from north_jax.megakernel.schedule import Schedule
+from north_jax.megakernel.selection import choices, select
 
 PLATFORM = {"cpu": "cpu", "gpu": "cuda"}.get(jax.default_backend(), "")
 pytestmark = pytest.mark.skipif(not ffi.available(PLATFORM), reason=str(ffi.build_info()))
@@ -55,7 +56,9 @@ POSITIONS = (130, 0, WINDOW - 1, 63, WINDOW, 64, 1, WINDOW - 2)
 step = jax.jit(decode_step, static_argnums=0)
 
 
-def reasons(config: Config, *, batch: int, dtype: str = "bfloat16", **options) -> str:
+def reasons(
+    config: Config, *, batch: int, dtype: str = "bfloat16", changed=lambda schedule: schedule, **options
+) -> str:
     """Why the pipelined kernel would not run a schedule; weights are addresses that nobody reads."""
     assert native is not None
     params = jax.eval_shape(lambda: tiny_params(config))
@@ -69,7 +72,7 @@ def reasons(config: Config, *, batch: int, dtype: str = "bfloat16", **options) -
         frequencies=[0.0] * (config.head_dim // 2),
         owner=config,
     )
-    schedule = build(config, batch=batch, dtype=dtype, **{"sms": 128} | options)
+    schedule = changed(build(config, batch=batch, dtype=dtype, **{"sms": 128} | options))
     return engine.not_pipelined(binding.add_schedule(engine, schedule))
 
 
@@ -109,6 +112,36 @@ def test_says_what_it_does_not_run(changes, options, reason):
     config = tiny_config(**SIZES | changes)
     batch = {"batch": 2, "sms": 4} | options
     assert reasons(config, **batch) == reason
+
+
+def test_the_head_is_the_last_product():
+    """Then nobody reads the step's parameters when the next step's are written."""
+
+    def head_first(schedule: Schedule) -> Schedule:
+        tasks = np.array(schedule.tasks)
+        first, last = schedule.begin[0], schedule.begin[1]
+        own = tasks[first:last, Field.OPCODE]
+        head, product = np.flatnonzero(own == Opcode.LM_HEAD)[0], np.flatnonzero(own == Opcode.MOE_DOWN)[-1]
+        tasks[[first + head, first + product]] = tasks[[first + product, first + head]]
+        tasks[:, Field.TASK] = schedule.tasks[:, Field.TASK]
+        return dataclasses.replace(schedule, tasks=tasks)
+
+    config = tiny_config(**SIZES)
+    assert reasons(config, batch=2, sms=4, changed=head_first) == "a product after LM_HEAD"
+
+
+def test_an_input_is_either_normed_or_copied():
+    """Threads' writes and copies to one place would need a fence between."""
+
+    def copies_the_last(schedule: Schedule) -> Schedule:
+        tasks = np.array(schedule.tasks)
+        tasks[tasks[:, Field.OPCODE] == Opcode.LM_HEAD, Field.INPUT] = Buffer.HIDDEN
+        return dataclasses.replace(schedule, tasks=tasks)
+
+    config = tiny_config(**SIZES)
+    order = dataclasses.replace(select(1, 1), local_norm=True)
+    reason = reasons(config, batch=1, sms=4, order=order, changed=copies_the_last)
+    assert reason == "an SM that norms its input and copies it too"
 
 
 @pytest.mark.slow  # on a CPU: half a minute each

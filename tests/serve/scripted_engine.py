@@ -104,7 +104,7 @@ class ScriptedEngine:
 
     def stats(self) -> EngineStats:
         with self._changed:
-            return EngineStats(queued=0, running=len(self._rows), pages_used=0, pages_total=0)
+            return EngineStats(queued=0, running=len(self._rows), pages_used=0, pages_total=0, warm=True)
 
     def shutdown(self, deadline_s: float) -> None:
         with self._changed:

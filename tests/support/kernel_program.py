@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -86,8 +87,9 @@ class KernelProgram:
         shared_memory: int = SHARED_MEMORY,
         stop: bool = False,
         counter_origin: int = 0,
+        mistake: str = "",
     ) -> Result:
-        """One quantum of a batch of `size` rows, those after `rows` idle."""
+        """One quantum of a batch of `size` rows, those after `rows` idle; `mistake` is one of warps/fibers.h."""
         config, size = self.config, size or len(rows)
         if schedule is None:
             order = order or select(size, max(row.position for row in rows) + 1)
@@ -111,7 +113,10 @@ class KernelProgram:
             *batch.host_cache,
         ]
         write_arrays(self.folder / "in", arrays)
-        subprocess.run([self.program, self.folder / "in", self.folder / "out"], check=True, timeout=120)
+        command = [self.program, self.folder / "in", self.folder / "out", *([mistake] if mistake else [])]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=300)
+        sys.stderr.write(done.stderr)
+        done.check_returncode()
         data, place, values = (self.folder / "out").read_bytes(), 0, []
         types = [
             (np.dtype(np.int32), (size, ROW_FIELDS)),

@@ -107,7 +107,7 @@ def rows_beyond_the_weight(edit: Edit):
 
 @MUTATIONS("rows")
 def rows_of_two_heads(edit: Edit):
-    return [edit.one(Op.QKV_PROJ, 1).set(row_begin=4), "rows of one head"]
+    return [edit.one(Op.QKV_PROJ, 1, row_begin=0).set(row_begin=16), "the queries of one KV head, or its key or value"]
 
 
 @MUTATIONS("rows")
@@ -263,9 +263,9 @@ def queue_of_two_operations(edit: Edit):
 
 @MUTATIONS("coverage")
 def tile_missing(edit: Edit):
-    task = edit.remove(edit.one(Op.QKV_PROJ, 2, row_begin=40))
-    edit.needs[task[F.ARRIVE]] -= 1
-    return ["QKV of layer 2", "columns 40 to 47", "never written"]
+    task = edit.remove(edit.one(Op.QKV_PROJ, 2, row_begin=32))
+    edit.needs[task[F.ARRIVE]] -= task[F.ARRIVE_COUNT]
+    return ["QKV of layer 2", "columns 32 to 55", "never written"]
 
 
 @MUTATIONS("coverage")
@@ -284,8 +284,8 @@ def overlapping_tiles(edit: Edit):
 
 @MUTATIONS("coverage")
 def rows_of_the_batch_left_out(edit: Edit):
-    task = edit.one(Op.QKV_PROJ, 2, row_begin=40).set(batch_count=2)
-    return [task, "rows 2 to 2, columns 40 to 47", "never written"]
+    task = edit.one(Op.QKV_PROJ, 2, row_begin=32).set(batch_count=2)
+    return [task, "rows 2 to 2, columns 32 to 55", "never written"]
 
 
 @MUTATIONS("coverage")
@@ -358,7 +358,7 @@ def experts_of_the_wrong_row_combined(edit: Edit):
 
 @MUTATIONS("coverage")
 def input_that_nobody_writes(edit: Edit):
-    return [edit.one(Op.QKV_PROJ, 2, row_begin=40).set(input=B.HIDDEN), "reads HIDDEN of layer 2, which nobody writes"]
+    return [edit.one(Op.QKV_PROJ, 2, row_begin=32).set(input=B.HIDDEN), "reads HIDDEN of layer 2, which nobody writes"]
 
 
 @MUTATIONS("coverage")

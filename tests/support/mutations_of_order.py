@@ -69,7 +69,7 @@ def arrival_twice(edit: Edit):
 @MUTATIONS("arrivals")
 def arrival_at_another_counter(edit: Edit):
     edit.one(Op.QKV_PROJ, 3, row_begin=0).set(arrive=edit.counter("layer 3 queries of KV head 1"))
-    return ["(layer 3 queries of KV head 0): 5 arrivals in a step, the schedule states 6"]
+    return ["(layer 3 queries of KV head 0): 24 arrivals in a step, the schedule states 48"]
 
 
 @MUTATIONS("arrivals")
@@ -172,7 +172,7 @@ def routing_that_does_not_wait(edit: Edit):
 
 @MUTATIONS("read too early")
 def tile_that_arrives_for_another_head(edit: Edit):
-    first, second = edit.one(Op.QKV_PROJ, 3, row_begin=16), edit.one(Op.QKV_PROJ, 3, row_begin=48)
+    first, second = edit.one(Op.QKV_PROJ, 3, row_begin=24), edit.one(Op.QKV_PROJ, 3, row_begin=56)
     first[F.ARRIVE], second[F.ARRIVE] = second[F.ARRIVE], first[F.ARRIVE]
     return [second, "may read QKV of layer 3"]
 

@@ -31,6 +31,16 @@ __device__ __forceinline__ float4 load_fresh(const float* p, bool exists = true)
     return v;
 }
 
+// Sixteen bytes, as load_fresh.
+__device__ __forceinline__ uint4 load_fresh_words(const void* p) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p)
+                 : "memory");
+    return v;
+}
+
 __device__ __forceinline__ float2 load_fresh_two(const float* p) {
     float2 v;
     asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
@@ -43,6 +53,20 @@ __device__ inline void store_release(uint32_t* p, uint32_t value) {
 
 __device__ inline void add_release(uint32_t* p, uint32_t value) {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+}
+
+// Without order: who sees the sum may not see yet what this thread has written before.
+__device__ inline void add_relaxed(uint32_t* p, uint32_t value) {
+    asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+}
+
+// For other SMs: to the L2 at once.
+__device__ inline void store_relaxed(uint32_t* p, uint32_t value) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+}
+__device__ inline void store_relaxed(uint4* p, const uint4& v) {
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
 }
 
 // The host's side of mapped memory.

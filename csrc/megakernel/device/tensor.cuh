@@ -49,6 +49,19 @@ __device__ __forceinline__ uint32_t load_shared(uint32_t address) {
     return value;
 }
 
+__device__ __forceinline__ uint4 load_shared_words(uint32_t address) {
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address));
+    return v;
+}
+
+__device__ __forceinline__ void store_shared(uint32_t address, const uint4& v) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
 // Sixteen bytes of zeros.
 __device__ __forceinline__ void clear_shared(uint32_t address) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");

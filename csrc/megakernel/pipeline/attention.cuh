@@ -15,6 +15,7 @@
 #include "csrc/megakernel/device/dot.cuh"
 #include "csrc/megakernel/division.h"
 #include "csrc/megakernel/pipeline/consumer.cuh"
+#include "csrc/megakernel/pipeline/exchange.cuh"
 #include "csrc/megakernel/pipeline/loader.cuh"
 #include "csrc/megakernel/pipeline/producer.cuh"
 #include "csrc/megakernel/pipeline/storer.cuh"
@@ -25,6 +26,8 @@ constexpr int kKeysOfRow = kRowBytes / (kHeadDim * 2);  // 8
 constexpr int kKeyRows = kPageTokens / kKeysOfRow;      // 8 rows of the page for keys, then as many for values
 static_assert(2 * kKeyRows == kTileRows, "keys and values of a KV page fill a page of the ring");
 constexpr int kQueryStride = kHeadDim * 2 + 16;  // bytes of a staged head
+constexpr int kPiecesOfHead = kHeadDim / 8;      // of sixteen bytes
+constexpr int kQueryPieces = (kQueryHeads + 2) * kPiecesOfHead / 32;  // of a lane
 static_assert((kQueryHeads + 2) * kQueryStride <= kMinStageBytes, "queries, key and value fit into a stage");
 
 // Scores are those of the exponential to base 2.
@@ -114,18 +117,35 @@ struct Attention {
         for (int n = r.c.field(FIELD_DEALER); n < count; n += r.c.field(FIELD_DEALERS)) {
             const Item i = item(r, n);
             if (!r.wait_slices(r.lane == 0 ? i.head : -1)) return false;
-            fence_bulk_copies();
-            const uint32_t stage = r.open_stage((group + 2) * kHeadDim * 2);
-            if (stage == 0) return false;
-            if (r.lane < group + 2) {
-                const int head = r.lane < group    ? i.head * group + r.lane
-                                 : r.lane == group ? g.heads + i.head
-                                                   : g.heads + g.kv_heads + i.head;
-                const int place = r.lane < group ? r.lane : r.lane - group + kQueryHeads;
-                const bf16* from = r.buffer<const bf16>(FIELD_INPUT) + i.row * width + head * kHeadDim;
-                r.copy(stage + place * kQueryStride, from, kHeadDim * 2);
+            const bf16* from = r.exchanged<const bf16>(FIELD_INPUT) + i.row * width;
+            // A lane has every 32nd piece of eight values; those beyond the last one are the last one again.
+            auto piece = [&](int j) { return min(j * 32 + r.lane, (group + 2) * kPiecesOfHead - 1); };
+            uint4 values[kQueryPieces];
+            for (uint64_t begin = 0;;) {
+                uint32_t largest = 0;
+#pragma unroll
+                for (int j = 0; j < kQueryPieces; ++j) {
+                    const int n = piece(j), which = n / kPiecesOfHead;
+                    const int head = which < group    ? i.head * group + which
+                                     : which == group ? g.heads + i.head
+                                                      : g.heads + g.kv_heads + i.head;
+                    values[j] = load_fresh_words(from + head * kHeadDim + n % kPiecesOfHead * 8);
+                }
+#pragma unroll
+                for (const uint4& each : values) largest = max(largest, largest_word(each));
+                if (__all_sync(~0u, largest != kNothing)) break;
+                begin = look_again(begin, r.c.field(FIELD_SLICE_WAIT) + i.head, r.c.field(FIELD_SLICE_NEED));
+                if (begin == 0) return false;
             }
-            r.close_stage();
+            const uint32_t stage = r.await_stage();
+            if (stage == 0) return false;
+#pragma unroll
+            for (int j = 0; j < kQueryPieces; ++j) {
+                const int n = piece(j), which = n / kPiecesOfHead;
+                const int place = which < group ? which : which - group + kQueryHeads;
+                store_shared(stage + place * kQueryStride + n % kPiecesOfHead * 16, values[j]);
+            }
+            r.fill_stage();
         }
         return true;
     }

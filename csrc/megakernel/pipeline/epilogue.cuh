@@ -9,27 +9,21 @@ namespace north_jax::megakernel::pipeline {
 
 // Queries, keys and values: neighbouring pairs (2i, 2i + 1) rotated, keys and values also to their page.
 struct QkvEpilogue {
-    int head, within, width;
-    bool rotates;
-
-    __device__ __forceinline__ static QkvEpilogue of(const Storer& r) {
+    // The value is that of row `first` + v.row of the weight; those from `count` on are none.
+    __device__ __forceinline__ static void store(const Storer& r, const Storer::Value& v, bf16* out, int first,
+                                                 int count) {
         const Geometry& g = r.c.plan.geometry;
-        const int begin = r.c.field(FIELD_ROW_BEGIN), head = begin / kHeadDim;
-        return {head, begin % kHeadDim, (g.heads + 2 * g.kv_heads) * kHeadDim,
-                r.c.field(FIELD_ROPE) != 0 && head < g.heads + g.kv_heads};
-    }
-
-    __device__ __forceinline__ void store(const Storer& r, const Storer::Value& v, bf16* out, int count) const {
-        const Geometry& g = r.c.plan.geometry;
+        const int at = first + v.row, head = at / kHeadDim, within = at % kHeadDim;
         float value = rounded<bf16>(v.sum);
         const float other = __shfl_xor_sync(~0u, value, 1);
-        if (rotates) {
-            const float2 turn = r.memory.rotation[v.b * (kHeadDim / 2) + (within + v.row) / 2];
+        if (r.c.field(FIELD_ROPE) != 0 && head < g.heads + g.kv_heads) {
+            const float2 turn = r.memory.rotation[v.b * (kHeadDim / 2) + within / 2];
             value = v.row % 2 == 0 ? value * turn.x - other * turn.y : value * turn.x + other * turn.y;
         }
         const uint32_t pair = pack(value, __shfl_down_sync(~0u, value, 1));
         if (!v.exists || v.row % 2 != 0 || v.row >= count) return;
-        *reinterpret_cast<uint32_t*>(out + v.b * width + head * kHeadDim + within + v.row) = pair;
+        const int width = (g.heads + 2 * g.kv_heads) * kHeadDim;
+        store_relaxed(reinterpret_cast<uint32_t*>(out + v.b * width + at), pair);
         int kv_head = head - g.heads;
         if (kv_head < 0) return;
         const bool is_value = kv_head >= g.kv_heads;
@@ -39,7 +33,7 @@ struct QkvEpilogue {
         if (page < 0 || page >= pool.pages) return;
         const int64_t token =
             ((int64_t{page} * 2 + is_value) * g.kv_heads + kv_head) * kPageTokens + r.position(v.b) % kPageTokens;
-        *reinterpret_cast<uint32_t*>(static_cast<bf16*>(pool.data) + token * kHeadDim + within + v.row) = pair;
+        *reinterpret_cast<uint32_t*>(static_cast<bf16*>(pool.data) + token * kHeadDim + within) = pair;
     }
 };
 
@@ -53,21 +47,22 @@ __device__ __forceinline__ bool store_products(Storer& r) {
     const RoutingTable* table = nullptr;
     if (routed_up && (table = r.routing.of_task(r)) == nullptr) return false;
     const TileWalk& walk = r.task().walk;
-    const int end = routed_up ? end_of(walk, table) : 1;
-    const QkvEpilogue qkv = QkvEpilogue::of(r);
+    const int end = opcode == MOE_DOWN ? 1 : end_of(walk, table);  // all of MOE_DOWN is one tile
     const int unit_width = routed_up ? g.expert_width : g.dense_width;
     const int sum_width = opcode == ROUTER_GEMM ? g.experts : g.hidden;
-    float* sums = r.buffer<float>(FIELD_OUTPUT) + r.c.field(FIELD_SPLIT) * r.c.plan.batch * g.hidden;
-    bf16* rounded_out = r.buffer<bf16>(FIELD_OUTPUT);
+    float* sums = r.exchanged<float>(FIELD_OUTPUT) + r.c.field(FIELD_SPLIT) * r.c.plan.batch * g.hidden;
+    bf16* hiddens = routed_up ? r.exchanged<bf16>(FIELD_OUTPUT) : r.buffer<bf16>(FIELD_OUTPUT);
 #pragma unroll 1
     for (int n = walk.first; n < end; n += walk.step) {
         if (!r.next_is_mine()) continue;
         uint32_t rows = r.shared().live_rows;
-        int rank = 0, expert = 0, first_unit = begin;
+        int rank = 0, expert = 0, first = begin, outputs = count;
         if (routed_up) {
             rank = rank_of(walk, n);
-            first_unit = (n - rank * walk.tiles) * count;
+            first = (n - rank * walk.tiles) * count;
             expert = table->expert[rank], rows = table->rows[rank];
+        } else if (!units) {
+            first += n * kTileRows, outputs = min(kTileRows, count - n * kTileRows);
         }
         if (!r.take()) return false;
 #pragma unroll 1
@@ -82,18 +77,24 @@ __device__ __forceinline__ bool store_products(Storer& r) {
                     place = v.b * g.top_k + j;
                     weight = table->weight[v.b][j];
                 }
-                if (v.exists && v.row < count) {
-                    rounded_out[place * unit_width + first_unit + v.row] =
-                        from_float<bf16>(fast_swiglu(v.sum, up) * weight);
+                const float hidden = fast_swiglu(v.sum, up) * weight;
+                const uint32_t pair = pack(hidden, __shfl_down_sync(~0u, hidden, 1));
+                if (v.exists && v.row < count && v.row % 2 == 0) {
+                    store_relaxed(reinterpret_cast<uint32_t*>(hiddens + place * unit_width + first + v.row), pair);
                 }
             } else if (opcode == QKV_PROJ) {
-                qkv.store(r, v, rounded_out, count);
-            } else if (v.exists && v.row < count) {
-                sums[v.b * sum_width + begin + v.row] = v.sum;
+                QkvEpilogue::store(r, v, r.exchanged<bf16>(FIELD_OUTPUT), first, outputs);
+            } else if (v.exists && v.row < outputs) {
+                store_relaxed(reinterpret_cast<uint32_t*>(sums + v.b * sum_width + first + v.row),
+                              __float_as_uint(v.sum));
             }
         }
         r.release();
-        r.arrive(counter + rank, arrivals);
+        if (opcode == FFN_UPGATE_ACT) {
+            r.arrive(counter, arrivals);
+        } else {
+            r.announce(counter + rank, opcode == QKV_PROJ ? outputs : arrivals);
+        }
     }
     if (!routed_up || r.c.field(FIELD_ROUND_BEGIN) != 0 || r.warp != 0) return true;
     // The arrivals of ranks that no expert has.

@@ -25,7 +25,7 @@ struct ExpertDown {
         if (table == nullptr) return false;
         const int columns = r.c.plan.geometry.expert_width, k = r.c.plan.geometry.top_k;
         const int stride = staged_row_stride(columns);
-        const bf16* in = r.buffer<const bf16>(FIELD_INPUT);
+        const bf16* in = r.exchanged<const bf16>(FIELD_INPUT);
 #pragma unroll 1
         for (int first = 0, count; first < table->active; first += count) {
             count = ranks_of_stage(r, *table, first);
@@ -39,16 +39,38 @@ struct ExpertDown {
                 if (r.lane >= o) before += other;
             }
             const int all = __shfl_sync(~0u, before, 31);
-            const uint32_t stage = r.open_stage(all * columns * 2);
+            const uint32_t stage = r.await_stage();
             if (stage == 0) return false;
-            for (int i = before - __popc(rows); rows != 0; rows &= rows - 1, ++i) {
-                const int b = __ffs(rows) - 1, j = table->choice_of(b, table->expert[rank]);
-                r.copy(stage + i * stride, in + (b * k + j) * columns, columns * 2);
+            for (uint64_t begin = 0;;) {
+                r.expect_copies(all * columns * 2);
+                int i = before - __popc(rows);
+#pragma unroll 1
+                for (uint32_t left = rows; left != 0; left &= left - 1, ++i) {
+                    const int b = __ffs(left) - 1, j = table->choice_of(b, table->expert[rank]);
+                    r.copy(stage + i * stride, in + (b * k + j) * columns, columns * 2);
+                }
+                if (!r.await_copies()) return false;
+                if (all_there(r, stage, all, columns * 2, stride)) break;
+                begin = look_again(begin, r.c.field(FIELD_SLICE_WAIT) + first, r.c.field(FIELD_SLICE_NEED));
+                if (begin == 0) return false;
             }
-            __syncwarp();
-            r.close_stage();
+            r.fill_stage();
         }
         return true;
+    }
+
+   private:
+    // Whether every word of staged rows is there, to the whole warp.
+    __device__ __forceinline__ static bool all_there(const Loader& r, uint32_t stage, int rows, int bytes, int stride) {
+        uint32_t largest = 0;
+#pragma unroll 1
+        for (int i = 0; i < rows; ++i, stage += stride) {
+#pragma unroll 3
+            for (int at = r.lane * 16; at < bytes; at += 512) {
+                largest = max(largest, largest_word(load_shared_words(stage + at)));
+            }
+        }
+        return __all_sync(~0u, largest != kNothing);
     }
 };
 

@@ -78,7 +78,7 @@ __device__ __forceinline__ void end_step(Storer& r) { r.routing.end_step(r); }
 template <class R>
 __device__ __forceinline__ bool run_list(R& r) {
     for (bool ended = false;;) {
-        if (!r.next_task(&ended)) return false;
+        if (!r.next_task(r.part(), &ended)) return false;
         if (ended) return true;
         if (!run(r)) return false;
     }
@@ -136,6 +136,7 @@ __device__ void init_barriers(Shared& s) {
         barrier_init(&s.stage_full[i], 1);
         barrier_init(&s.stage_empty[i], kConsumerWarps);
     }
+    barrier_init(&s.staged, 1);
     barrier_init(&s.input_full, 1);
     barrier_init(&s.input_empty, kConsumerWarps);
     for (int i = 0; i < kMaxSums; ++i) {
@@ -231,6 +232,12 @@ cudaError_t launch_pipelined(const DevicePlan& plan, const DeviceWords& words, c
     const void* kernel = reinterpret_cast<const void*>(pipeline::decode_kernel);
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, layout.bytes);
     if (status != cudaSuccess) return status;
+    for (int i = 0; i < pipeline::kExchanged; ++i) {
+        const BufferPlace& place = plan.buffers[pipeline::exchanged_buffer(i)];
+        if (place.plane_bytes == 0) continue;
+        status = cudaMemsetAsync(batch.workspace + place.offset, 0xff, place.planes * place.plane_bytes, stream);
+        if (status != cudaSuccess) return status;
+    }
     const void* arguments[] = {&plan, &words, &batch, &channel, &fault, &quantum, &layout};
     return cudaLaunchCooperativeKernel(kernel, dim3(plan.sms), dim3(pipeline::kThreads), const_cast<void**>(arguments),
                                        layout.bytes, stream);

@@ -32,11 +32,18 @@ int32_t window_of(const TaskLists& lists) {
 
 namespace {
 
-std::string refuse_lists(const TaskLists& lists) {
+std::string refuse_lists(const Geometry& geometry, const TaskLists& lists) {
     const int32_t window = window_of(lists);
+    for (int i = 0; i < kExchanged; ++i) {
+        const Buffer buffer = exchanged_buffer(i);
+        const BufferPlace& place = lists.buffers[buffer];
+        if (place.plane_bytes == 0 || place.planes == 2 * geometry.layers) continue;
+        return std::string("fewer than two planes a layer of ") + kBufferNames[buffer];
+    }
     for (int32_t sm = 0; sm < lists.sms(); ++sm) {
         int heads = 0;
         bool unread = false;  // an input that nobody has taken
+        bool normed = false, copied = false;
         for (int32_t number = lists.begin[sm]; number < lists.begin[sm + 1]; ++number) {
             const int32_t* task = &lists.tasks[int64_t{number} * kDescriptorFields];
             const int32_t opcode = task[FIELD_OPCODE], rows = task[FIELD_ROW_COUNT];
@@ -44,7 +51,7 @@ std::string refuse_lists(const TaskLists& lists) {
                 case ADD_RMSNORM:
                     if (task[FIELD_OUTPUT] != BUFFER_LOCAL_HIDDEN) break;
                     if (unread) return "an SM that norms an input and does not take it";
-                    unread = true;
+                    unread = normed = true;
                     break;
                 case O_PROJ:
                 case FFN_DOWN: {
@@ -57,7 +64,6 @@ std::string refuse_lists(const TaskLists& lists) {
                 case MOE_UPGATE_ACT:
                     if (rows > kTileRows / 2) return "tiles of more than 8 hidden units";
                     break;
-                case QKV_PROJ:
                 case ROUTER_GEMM:
                 case MOE_DOWN:
                     if (rows > kTileRows) return "tiles of more than 16 rows";
@@ -67,6 +73,7 @@ std::string refuse_lists(const TaskLists& lists) {
                     if (task[FIELD_WINDOW] > 0 && task[FIELD_WINDOW] != window) return "windows of different sizes";
                     break;
                 case EMBED:
+                case QKV_PROJ:
                 case SAMPLE_HISTOGRAM:
                 case SAMPLE_MASS:
                 case SAMPLE_DRAW:
@@ -87,11 +94,20 @@ std::string refuse_lists(const TaskLists& lists) {
                 if (!(kOperations[opcode].fields >> field & 1) || place.planes < 2) continue;
                 if (place.plane_bytes % 16 != 0) return std::string("a size of ") + kBufferNames[task[field]];
             }
-            if (takes_input(opcode)) unread = false;
+            if (takes_input(opcode)) {
+                unread = false;
+                copied |= task[FIELD_INPUT] != BUFFER_LOCAL_HIDDEN;
+            }
+            // Whoever has stored the head has done with the step: its parameters may change when all have.
+            if (heads > 0 && opcode != LM_HEAD && kOperations[opcode].lane == LANE_MATRIX) {
+                return "a product after LM_HEAD";
+            }
         }
         // A role may be a task ring ahead of another, never a step.
         if (lists.begin[sm + 1] - lists.begin[sm] <= kTaskSlots * kTasksOfSlot) return "a list of few tasks";
         if (unread) return "an SM that norms an input and does not take it";
+        // What threads have written would need a fence before the copy.
+        if (normed && copied) return "an SM that norms its input and copies it too";
         if (heads != 1) return "an SM with other than one LM_HEAD task";
     }
     return "";
@@ -102,7 +118,7 @@ std::string refuse_lists(const TaskLists& lists) {
 std::string refuse(const Geometry& geometry, Type type, const TaskLists& lists) {
     if (type != Type::kBFloat16) return "weights other than bfloat16";
     const std::string reason = refuse_geometry(geometry, lists.batch);
-    return reason.empty() ? refuse_lists(lists) : reason;
+    return reason.empty() ? refuse_lists(geometry, lists) : reason;
 }
 
 }  // namespace north_jax::megakernel::pipeline

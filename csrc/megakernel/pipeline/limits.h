@@ -28,6 +28,16 @@ constexpr int kHeadDim = 128;
 constexpr int kQueryHeads = 8;                                   // of a KV head, at most
 constexpr int kResidualChunks = 2048 / (kLoaderWarps * 32 * 4);  // of four values of a row, of a loader's thread
 
+// What SMs publish for all others in every layer, see exchange.cuh.
+constexpr int kExchanged = 5;
+HOST_DEVICE constexpr Buffer exchanged_buffer(int i) {
+    return i == 0   ? BUFFER_QKV
+           : i == 1 ? BUFFER_ROUTER_LOGITS
+           : i == 2 ? BUFFER_EXPERT_HIDDEN
+           : i == 3 ? BUFFER_ATTENTION_OUT
+                    : BUFFER_MLP_OUT;
+}
+
 // Bytes of a stage, and of a row of activations in it.
 HOST_DEVICE constexpr int stage_bytes(int batch) {
     return batch * kRowStride > kMinStageBytes ? batch * kRowStride : kMinStageBytes;

@@ -20,7 +20,7 @@ inline std::string barrier_name(const Shared& s, const uint64_t* barrier) {
         {"sums_full", {s.sums_full, kMaxSums}},       {"sums_empty", {s.sums_empty, kMaxSums}},
         {"routing_full", {s.routing_full, 2}},        {"routing_empty", {s.routing_empty, 2}},
         {"consumers_met", {&s.consumers_met, 1}},     {"scores_full", {s.scores_full, 2}},
-        {"scores_empty", {s.scores_empty, 2}},        {"head_stored", {&s.head_stored, 1}},
+        {"scores_empty", {s.scores_empty, 2}},        {"head_stored", {&s.head_stored, 1}},         {"staged", {&s.staged, 1}},
         {"step_begins", {&s.step_begins, 1}},         {"tasks_full", {s.tasks_full, kTaskSlots}},
         {"tasks_empty", {s.tasks_empty, kTaskSlots}},
     };

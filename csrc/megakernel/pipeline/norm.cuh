@@ -4,6 +4,7 @@
 // one SM a row does it, by way of global memory.
 #pragma once
 
+#include "csrc/megakernel/pipeline/exchange.cuh"
 #include "csrc/megakernel/pipeline/loader.cuh"
 
 namespace north_jax::megakernel::pipeline {
@@ -53,31 +54,12 @@ struct ResidualNorm {
             if (!r.live(b)) continue;
             const int at = b * hidden + column;
             const float* in = r.buffer<const float>(FIELD_INPUT) + at;
-            const float* first = r.buffer<const float>(FIELD_INPUT_2) + at;
-            const float* second = r.buffer<const float>(FIELD_INPUT_3) + at;
             Values x;
-            float4 a[kResidualChunks], m[kResidualChunks];
-#pragma unroll
-            for (int j = 0; j < kResidualChunks; ++j) {
-                assign(load_fresh(in + j * kChunk, exists(r, j)), x[j]);
-                a[j] = load_fresh(first + j * kChunk, adds && exists(r, j));
-                m[j] = load_fresh(second + j * kChunk, adds && exists(r, j));
-            }
+            add_published(r, in, at, adds ? r.c.field(FIELD_SPLIT) : 0, x);
             if (adds) {
-#pragma unroll
-                for (int j = 0; j < kResidualChunks; ++j) add(x[j], a[j]);
-#pragma unroll 1
-                for (int part = 1; part < r.c.field(FIELD_SPLIT); ++part) {
-                    first += batch * hidden;
-#pragma unroll
-                    for (int j = 0; j < kResidualChunks; ++j) {
-                        add(x[j], load_fresh(first + j * kChunk, exists(r, j)));
-                    }
-                }
                 float* residual = r.buffer<float>(FIELD_OUTPUT_2) + at;
 #pragma unroll
                 for (int j = 0; j < kResidualChunks; ++j) {
-                    add(x[j], m[j]);
                     if (!exists(r, j)) continue;
                     *reinterpret_cast<float4*>(residual + j * kChunk) = {x[j][0], x[j][1], x[j][2], x[j][3]};
                 }
@@ -99,6 +81,44 @@ struct ResidualNorm {
     }
 
    private:
+    // x = the residual `in` + all `parts` of the attention's output + the other one's; 0 parts: the residual alone. After
+    // a fault x is anything: it has been reported, and the step ends at its next wait.
+    __device__ __forceinline__ static void add_published(const Loader& r, const float* in, int at, int parts,
+                                                         Values& x) {
+        const float* first = r.exchanged<const float>(FIELD_INPUT_2) + at;
+        const float* second = r.exchanged<const float>(FIELD_INPUT_3) + at;
+        const int part = r.c.plan.batch * r.c.plan.geometry.hidden;
+        for (uint64_t begin = 0;;) {
+            float4 a[kResidualChunks], m[kResidualChunks];
+#pragma unroll
+            for (int j = 0; j < kResidualChunks; ++j) {
+                assign(load_fresh(in + j * kChunk, exists(r, j)), x[j]);
+                a[j] = load_fresh(first + j * kChunk, parts > 0 && exists(r, j));
+                m[j] = load_fresh(second + j * kChunk, parts > 0 && exists(r, j));
+            }
+            uint32_t largest = 0;
+#pragma unroll
+            for (int j = 0; j < kResidualChunks; ++j) {
+                largest = max(largest, max(largest_word(a[j]), largest_word(m[j])));
+                add(x[j], a[j]);
+            }
+#pragma unroll 1
+            for (int p = 1; p < parts; ++p) {
+#pragma unroll
+                for (int j = 0; j < kResidualChunks; ++j) {
+                    const float4 more = load_fresh(first + p * part + j * kChunk, exists(r, j));
+                    largest = max(largest, largest_word(more));
+                    add(x[j], more);
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < kResidualChunks; ++j) add(x[j], m[j]);
+            if (__all_sync(~0u, largest != kNothing)) return;
+            begin = look_again(begin, r.c.field(FIELD_WAIT), r.c.field(FIELD_WAIT_NEED));
+            if (begin == 0) return;
+        }
+    }
+
     __device__ __forceinline__ static void assign(const float4& from, float (&to)[4]) {
         to[0] = from.x, to[1] = from.y, to[2] = from.z, to[3] = from.w;
     }

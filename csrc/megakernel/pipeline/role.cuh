@@ -98,31 +98,37 @@ struct Common {
     __device__ __forceinline__ static Shared& shared() { return shared_of_block(); }
     __device__ __forceinline__ int first_task() const { return shared().first_task - 1; }
 
-    // Goes on to the next task of the list; `ended` says that there was none, and that the next one is the first again.
-    // False after a fault.
-    __device__ __forceinline__ bool next_task(bool* ended) {
+    // Goes on to the next task of the list that `part` takes part in; `ended` says that there was none, and that the next
+    // one is the first again. False after a fault.
+    __device__ __forceinline__ bool next_task(Part part, bool* ended) {
         forget();
         Shared& s = shared();
-        *ended = c.task + 1 == s.end_task;
-        if (place_ == kTasksOfSlot || (*ended && place_ > 0)) {
-            __syncwarp();
-            if (lane == 0) barrier_arrive(&s.tasks_empty[tasks_.slot]);
-            tasks_.advance(kTaskSlots);
-            place_ = 0;
+#pragma unroll 1
+        for (;;) {
+            *ended = c.task + 1 == s.end_task;
+            if (place_ == kTasksOfSlot || (*ended && place_ > 0)) {
+                __syncwarp();
+                if (lane == 0) barrier_arrive(&s.tasks_empty[tasks_.slot]);
+                tasks_.advance(kTaskSlots);
+                place_ = 0;
+            }
+            if (*ended) {
+                c.task = first_task();
+                break;
+            }
+            if (place_ == 0 && !wait(&s.tasks_full[tasks_.slot], tasks_.parity)) return false;
+            const PipelineTask& next = s.task[tasks_.slot][place_++];
+            ++c.task;
+            if ((next.parts & part) == 0) continue;
+            c.fields = next.fields;
+            break;
         }
-        if (*ended) {
-            c.task = first_task();
-            trace(TraceEvent::kTask, 0);
-            if (lane == 0) s.task_of_warp[threadIdx.x / 32] = -1;
-            return true;
-        }
-        if (place_ == 0 && !wait(&s.tasks_full[tasks_.slot], tasks_.parity)) return false;
-        c.fields = s.task[tasks_.slot][place_++].fields;
-        ++c.task;
-        if (lane == 0) s.task_of_warp[threadIdx.x / 32] = c.task;
         trace(TraceEvent::kTask, 0);
+        if (lane == 0) s.task_of_warp[threadIdx.x / 32] = *ended ? -1 : c.task;
         return true;
     }
+
+    __device__ __forceinline__ static Part part() { return kMultiplying; }
 
     __device__ __forceinline__ const PipelineTask& task() const {
         return *reinterpret_cast<const PipelineTask*>(c.fields);
@@ -134,6 +140,12 @@ struct Common {
         static_assert(FIELD_OUTPUT_2 - FIELD_INPUT == 4, "the order of PipelineTask::places");
         const int place = task().places[f - FIELD_INPUT];
         return reinterpret_cast<T*>(c.batch.workspace + static_cast<int64_t>(place) * 16);
+    }
+    // One that SMs exchange, of this step.
+    template <class T>
+    __device__ __forceinline__ T* exchanged(Field f) const {
+        const BufferPlace& place = c.plan.buffers[c.field(f)];
+        return reinterpret_cast<T*>(buffer<std::byte>(f) + c.step % 2 * (place.planes / 2) * place.plane_bytes);
     }
     __device__ __forceinline__ bool names_local(Field f) const {
         return c.field(f) == BUFFER_LOCAL_RESIDUAL || c.field(f) == BUFFER_LOCAL_HIDDEN;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "csrc/megakernel/device/activation.cuh"
-#include "csrc/megakernel/pipeline/role.cuh"
+#include "csrc/megakernel/pipeline/exchange.cuh"
 
 namespace north_jax::megakernel::pipeline {
 
@@ -18,7 +18,7 @@ struct Router {
         uint32_t chosen = 0;  // bit 8 i + b: row b goes to this lane's expert i
 #pragma unroll 1
         for (int b = 0; b < batch; ++b) {
-            if (r.live(b)) choose_row(r, b, table, &chosen);
+            if (r.live(b) && !choose_row(r, b, table, &chosen)) return false;
         }
         list_active(r.lane, chosen, table);
         __syncwarp();
@@ -40,13 +40,20 @@ struct Router {
         return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
     }
 
-    // The choices of one row, and their weights.
-    __device__ __forceinline__ static void choose_row(const Common& role, int b, RoutingTable& table,
+    // The choices of one row, and their weights; false after a fault.
+    __device__ __forceinline__ static bool choose_row(const Common& role, int b, RoutingTable& table,
                                                       uint32_t* chosen) {
         const Geometry& g = role.c.plan.geometry;
         const int lane = role.lane, first = lane * kOfLane;
         const bool exist = first < g.experts;
-        const float4 four = load_fresh(role.buffer<const float>(FIELD_INPUT_2) + b * g.experts + first, exist);
+        const float* logits = role.exchanged<const float>(FIELD_INPUT_2) + b * g.experts + first;
+        float4 four;
+        for (uint64_t begin = 0;;) {
+            four = load_fresh(logits, exist);
+            if (__all_sync(~0u, largest_word(four) != kNothing)) break;
+            begin = look_again(begin, role.c.field(FIELD_WAIT), role.c.field(FIELD_WAIT_NEED));
+            if (begin == 0) return false;
+        }
         uint32_t key[kOfLane] = {key_of(four.x), key_of(four.y), key_of(four.z), key_of(four.w)};
 #pragma unroll
         for (uint32_t& k : key) k = exist ? k : 0;
@@ -79,6 +86,7 @@ struct Router {
             weight = __fdividef(weight, sum);
         }
         if (lane < g.top_k) weights[lane] = weight;
+        return true;
     }
 
     // The active experts in ascending order, with their rows.

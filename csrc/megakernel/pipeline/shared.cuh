@@ -90,6 +90,7 @@ struct Patience {
 struct Shared {
     uint64_t page_full[kMaxPages], page_empty[kMaxPages];
     uint64_t stage_full[kStages], stage_empty[kStages];
+    uint64_t staged;  // copies that the loader looks at first
     uint64_t input_full, input_empty;
     uint64_t sums_full[kMaxSums], sums_empty[kMaxSums];
     uint64_t routing_full[2], routing_empty[2];

@@ -70,6 +70,7 @@ struct StepEnd {
             }
         }
         if (!ended) {
+            clear_exchanged(r.c, r.team());
             r.sync();  // the splits are there
             if (thread < 2) {
                 int items = 0;

@@ -48,6 +48,12 @@ struct Storer : Common {
         return v;
     }
 
+    // That what this warp has published will be seen.
+    __device__ __forceinline__ void announce(int counter, int count) const {
+        __syncwarp();
+        if (lane == 0) add_relaxed(counter_at(c.words.counters, counter), count);
+    }
+
     // What this warp has stored, and what it has seen others store, is there for whoever sees the arrivals.
     __device__ __forceinline__ void arrive(int counter, int count) const {
         __syncwarp();

@@ -21,13 +21,24 @@ int64_t place_of(const TaskLists& lists, const int32_t* task, Field field, int32
     return place.offset + (plane + (local ? int64_t{sm} * place.planes : 0)) * place.plane_bytes;
 }
 
+int32_t parts_of(const int32_t* task) {
+    const int32_t opcode = task[FIELD_OPCODE];
+    if (opcode == ATTN_COMBINE) return kFolding;
+    if (opcode == ATTN_DECODE || takes_stages(opcode)) return kMultiplying | kStaging | (is_routed(opcode) ? kRouting : 0);
+    // The first task that takes a layer's input from global memory has it staged.
+    const bool staged = is_routed(opcode) || task[FIELD_INPUT] != BUFFER_LOCAL_HIDDEN;
+    if (takes_input(opcode)) return kMultiplying | (staged ? kStaging : 0) | (is_routed(opcode) ? kRouting : 0);
+    return kStaging | kRouting | kFolding;  // norm, sampling and the ends of steps are the loader's
+}
+
 TileWalk walk_of(const int32_t* task, const Geometry& g, int32_t batch) {
     const int32_t opcode = task[FIELD_OPCODE], rows = task[FIELD_ROW_COUNT];
-    TileWalk walk{0, 1, 1, 1, 0, rows, rows, rows, 0, 0, 0, g.hidden, kPageColumns, 0, 0, 0};
+    const auto tile = static_cast<int16_t>(rows);
+    TileWalk walk{0, 1, 1, 1, 0, tile, tile, rows, 0, 0, 0, g.hidden, kPageColumns, 0, 0, 0};
     switch (opcode) {
         case FFN_UPGATE_ACT:
         case MOE_UPGATE_ACT:
-            walk.rows = walk.last_rows = 2 * rows;
+            walk.rows = walk.last_rows = static_cast<int16_t>(2 * rows);
             walk.second_half = opcode == MOE_UPGATE_ACT ? g.expert_width : g.dense_width;
             break;
         case O_PROJ:
@@ -49,7 +60,7 @@ TileWalk walk_of(const int32_t* task, const Geometry& g, int32_t batch) {
         default:  // tiles of rows, the last one perhaps of fewer
             walk.end = ceil_div(rows, kTileRows);
             walk.rows = walk.units = kTileRows;
-            walk.last_rows = rows - (walk.end - 1) * kTileRows;
+            walk.last_rows = static_cast<int16_t>(rows - (walk.end - 1) * kTileRows);
     }
     if (opcode == MOE_UPGATE_ACT) {
         const Dealt all = dealt(std::numeric_limits<int32_t>::max(), task[FIELD_DEALER], task[FIELD_DEALERS],
@@ -74,6 +85,7 @@ std::vector<PipelineTask> pipeline_tasks(const TaskLists& lists, const Model& mo
     for (size_t i = 0; i < count; ++i) {
         PipelineTask& task = tasks[i];
         std::copy_n(&lists.tasks[i * kDescriptorFields], kDescriptorFields, task.fields);
+        task.parts = parts_of(task.fields);
         const Operation& operation = kOperations[task.fields[FIELD_OPCODE]];
         for (int k = 0; k < 5; ++k) {
             const Field field = static_cast<Field>(FIELD_INPUT + k);

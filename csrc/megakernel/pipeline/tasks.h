@@ -14,7 +14,7 @@ struct TileWalk {
     int32_t first, end, step;  // tile numbers; of a routed task, those below active experts · tiles
     int32_t tiles;             // of an expert
     uint32_t tiles_inverse;    // 2^32 / tiles, rounded up; 0 where tiles is 1
-    int32_t rows, last_rows;   // of a tile, and of the last one
+    int16_t rows, last_rows;   // of a tile, and of the last one
     int32_t units;             // rows of a tile before its second half (up rows): all of them where there is none
     int32_t second_half;       // weight rows from one half to the other
     int32_t expert_rows;       // weight rows of an expert
@@ -26,6 +26,14 @@ struct TileWalk {
     uint32_t slices_of_page;  // 2^16 · slices a page, rounded up
 };
 
+// Warps that have something to do of a task: the others go past it.
+enum Part : int32_t {
+    kMultiplying = 1,  // producer, consumers and storers
+    kStaging = 2,      // the loader's warp that fills stages
+    kRouting = 4,      // that chooses experts
+    kFolding = 8       // those that fold splits
+};
+
 // A task with what would take a look-up on its way to a weight.
 struct PipelineTask {
     int32_t fields[kDescriptorFields];
@@ -33,6 +41,7 @@ struct PipelineTask {
     int32_t columns;    // of it
     int32_t places[5];  // of INPUT, INPUT_2, INPUT_3, OUTPUT and OUTPUT_2 in the workspace, in units of 16 bytes
     TileWalk walk;      // of products
+    int32_t parts;      // Part, of those that take part
 };
 static_assert(sizeof(PipelineTask) % 16 == 0, "bulk copies move 16 bytes");
 

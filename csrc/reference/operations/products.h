@@ -90,8 +90,8 @@ class QkvProjection : public Product<T> {
 
     void store(int32_t row, const float* sums) override {
         const Geometry& g = this->context_.geometry;
-        const int32_t d = g.head_dim, first = this->task_[FIELD_ROW_BEGIN];
-        const int32_t head = first / d, count = this->outputs();  // heads of queries, then of keys, then of values
+        const int32_t d = g.head_dim, first = this->task_[FIELD_ROW_BEGIN], count = this->outputs();
+        const int32_t head = first / d;  // of queries, then of keys, then of values
         const int32_t position = this->context_.parameter(row, ROW_POSITION);
         std::vector<float> y(sums, sums + count);
         if (this->task_[FIELD_ROPE] && head < g.heads + g.kv_heads) rotate(y, first % d, position);
@@ -103,10 +103,11 @@ class QkvProjection : public Product<T> {
         for (int32_t r = 0; r < count; ++r) page[r] = out[r];
     }
 
-    // Interleaved pairs (2i, 2i + 1), from component `first` of the head on.
+    // Interleaved pairs (2i, 2i + 1), from component `first` of a head on; others of its kind may follow.
     void rotate(std::vector<float>& y, int32_t first, int32_t position) const {
+        const int32_t d = this->context_.geometry.head_dim;
         for (size_t i = 0; i < y.size(); i += 2) {
-            const float angle = static_cast<float>(position) * this->context_.model.frequencies[(first + i) / 2];
+            const float angle = static_cast<float>(position) * this->context_.model.frequencies[(first + i) % d / 2];
             const float cosine = std::cos(angle), sine = std::sin(angle);
             const float even = y[i], odd = y[i + 1];
             y[i] = even * cosine - odd * sine;

@@ -19,20 +19,35 @@ import json
 import shlex
 import signal
 import sys
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..record import Results
-from .child import Server, ServerError, server, until_warm
+from .child import Server, ServerError, is_warm, metrics, server, until_warm
 from .endpoint import Answer, Endpoint
 from .figures import table
 from .plot import svg
 from .presets import Preset, overridden, presets, summary_of
+from .spent import spent
 from .workload import Lengths, Prompts, requests
 
-_SHOWN = ("output_tok_s", "decode_tok_s", "of_kernel", "ttft_ms", "inter_token_ms", "prefix_hit_rate", "decode_share")
+_SHOWN = (
+    "output_tok_s",
+    "decode_tok_s",
+    "decode_only_tok_s",
+    "of_kernel",
+    "ttft_ms",
+    "inter_token_ms",
+    "prefix_hit_rate",
+    "decode_share",
+    "engine_s",
+    "chunks",
+    "padding",
+    "warm",
+)
 _WARMING = 8  # tokens of the requests that go first and do not count
 
 
@@ -45,10 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--server-log", type=Path, metavar="FILE", help="for what it says on standard error")
     parser.add_argument("--start-seconds", type=float, default=900.0, help="until it must be ready (default: 900)")
     parser.add_argument(
-        "--warm-seconds",
+        "--wait-warm",
         type=float,
         default=300.0,
-        help="to wait for all sizes of prefill (default: 300)",
+        metavar="SECONDS",
+        help="to wait until a server of ours has compiled everything; the rows say whether it had (default: 300)",
     )
     parser.add_argument("--scenario-seconds", type=float, default=3600.0, help="that one may take (default: 3600)")
     parser.add_argument("--model", metavar="NAME", help="its name there (default: the first that it lists)")
@@ -106,12 +122,14 @@ async def _scenarios(
     options: argparse.Namespace, url: str, running: Server | None, results: Results
 ) -> list[dict[str, Any]]:
     endpoint = await Endpoint.find(url, model=options.model, key=options.api_key, extras=not options.openai_only)
-    warm = await until_warm(endpoint, options.warm_seconds)
-    if not warm:
-        print("not all sizes of prefill are compiled yet", flush=True)
+    begun = time.monotonic()
+    warm = await until_warm(endpoint, options.wait_warm)
+    waited = time.monotonic() - begun
+    print(f"{'warm' if warm else 'not everything is compiled yet'} after {waited:.1f} s more", flush=True)
     rows = []
     for name in options.scenario:
         preset = presets()[name]
+        warm = await is_warm(endpoint)
         try:
             async with asyncio.timeout(options.scenario_seconds):
                 row, answers = await _measure(options, endpoint, preset)
@@ -120,7 +138,7 @@ async def _scenarios(
             row, answers = {"requests": 0, "errors": 1, "timed_out": True}, []
         row = {"kind": "serve", "scenario": name, **row, "warm": warm}
         if running is not None:
-            row |= {"server": running.lines, "start_s": running.start_s}
+            row |= {"server": running.lines, "start_s": running.start_s, "warm_s": round(running.start_s + waited, 1)}
         rows.append(results.add(row))
         print(f"{name}: {summary_of(row, _SHOWN)}", flush=True)
         for error in sorted({answer.error for answer in answers if answer.error})[:5]:
@@ -145,8 +163,9 @@ async def _measure(
     first = overridden(settings, {"output": Lengths(_WARMING, _WARMING)})
     warming = requests(first.mix, prompts, min(settings.concurrency or 1, 2), seed=settings.seed + 1000)
     await asyncio.gather(*(endpoint.ask(request) for request in warming))
-    told = _Progress()
-    return await preset.run(endpoint, prompts, settings, told)
+    before = await metrics(endpoint)
+    row, answers = await preset.run(endpoint, prompts, settings, _Progress())
+    return row | spent(before, await metrics(endpoint)), answers
 
 
 def kernel_tok_s(file: Path) -> float | None:

@@ -119,11 +119,16 @@ async def metrics(endpoint: Endpoint) -> dict[str, float]:
     return found
 
 
+async def is_warm(endpoint: Endpoint) -> bool:
+    """Whether a server of ours has compiled all that it compiles ahead; True of others, which do not say."""
+    return (await metrics(endpoint)).get("north_warm", 1.0) > 0
+
+
 async def until_warm(endpoint: Endpoint, timeout_s: float) -> bool:
-    """Waits until a server of ours has compiled every size of prefill; whether it has."""
+    """Waits until a server of ours has compiled all that it compiles ahead; whether it has."""
     end = time.monotonic() + timeout_s
-    while (await metrics(endpoint)).get('north_prefill_sizes{state="pending"}', 0) > 0:
+    while not await is_warm(endpoint):
         if time.monotonic() >= end:
             return False
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.0)
     return True

@@ -11,7 +11,7 @@ from .faults import Report
 
 F = Field
 _RULE = "shared memory"
-_ROWS = (Opcode.QKV_PROJ, Opcode.ROUTER_GEMM, Opcode.O_PROJ, Opcode.FFN_DOWN, Opcode.MOE_DOWN, Opcode.MOE_DOWN_DRAIN)
+_ROWS = (Opcode.ROUTER_GEMM, Opcode.O_PROJ, Opcode.FFN_DOWN, Opcode.MOE_DOWN, Opcode.MOE_DOWN_DRAIN)
 _PAIRS = (Opcode.FFN_UPGATE_ACT, Opcode.MOE_UPGATE_ACT, Opcode.MOE_UPGATE_ACT_DRAIN)  # a gate and an up row a unit
 
 

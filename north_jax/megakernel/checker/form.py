@@ -125,12 +125,18 @@ class _Form:
             good = total % np.maximum(count, 1) == 0
             self._expect("rows", F.ROW_COUNT, tasks, good, "a divisor of {}", total)
         elif opcode is Opcode.QKV_PROJ:
-            d = self._config.head_dim
-            good = (begin // d == (end - 1) // d) & (begin % 2 == 0) & (count % 2 == 0)
-            self._expect("rows", F.ROW_COUNT, tasks, good, "rows of one head, in whole pairs, from {} on", begin)
+            good = (self._region(begin) == self._region(end - 1)) & (begin % 2 == 0) & (count % 2 == 0)
+            expected = "the queries of one KV head, or its key or value, in whole pairs, from {} on"
+            self._expect("rows", F.ROW_COUNT, tasks, good, expected, begin)
         elif opcode in (Opcode.SAMPLE_HISTOGRAM, Opcode.SAMPLE_MASS):
             good = (begin % SAMPLE_BLOCK == 0) & ((end % SAMPLE_BLOCK == 0) | (end == total))
             self._expect("rows", F.ROW_COUNT, tasks, good, "whole blocks of {} from {} on", SAMPLE_BLOCK, begin)
+
+    def _region(self, row: np.ndarray) -> np.ndarray:
+        """A number for the part of QKV's rows that `row` is in: the queries of a KV head, its key or its value."""
+        config = self._config
+        head, queries = row // config.head_dim, config.num_attention_heads
+        return np.where(head < queries, -1 - head // config.queries_per_kv_head, head)
 
     def batch(self) -> None:
         tasks, most = self._view.reading(F.BATCH_COUNT), self._sizes.batch

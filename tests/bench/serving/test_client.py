@@ -14,6 +14,7 @@ from north_jax.bench.serving import figures, soak
 from north_jax.bench.serving.endpoint import Answer
 from north_jax.bench.serving.http import Address, Chunks, HttpError, fetch
 from north_jax.bench.serving.plot import svg
+from north_jax.bench.serving.spent import spent
 from north_jax.bench.serving.workload import Lengths, Mix, Prompts, Request, arrivals, endless, requests
 
 MIX = Mix(Lengths(20, 60), Lengths(5, 9))
@@ -143,3 +144,29 @@ def test_leaks_are_named() -> None:
     worse = {'north_kv_pages{state="used"}': 3.0, "north_engine_up": 0.0, 'north_choices_total{reason="error"}': 4.0}
     worse['north_http_requests_total{method="POST",route="/",status="500"}'] = 1.0
     assert len(soak.leaks(clean, worse)["leaks"]) == 4
+
+
+def test_where_a_server_s_time_went() -> None:
+    before = {
+        'north_engine_seconds_total{part="prefill"}': 1.0,
+        'north_engine_seconds_total{part="decode"}': 2.0,
+        'north_prefill_chunks_total{tokens="1024"}': 3.0,
+        'north_prompt_tokens_total{source="computed"}': 3000.0,
+        "north_generated_tokens_total": 50.0,
+        "north_time_to_first_token_seconds_count": 3.0,
+    }
+    grown = {
+        'north_engine_seconds_total{part="prefill"}': 1.5,
+        'north_engine_seconds_total{part="decode"}': 4.0,
+        'north_prefill_chunks_total{tokens="64"}': 2.0,
+        'north_prompt_tokens_total{source="computed"}': 3096.0,
+        "north_generated_tokens_total": 154.0,
+        "north_time_to_first_token_seconds_count": 7.0,
+    }
+    assert spent(before, before | grown) == {
+        "engine_s": {"prefill": 0.5, "decode": 2.0},
+        "chunks": {"64": 2},
+        "padding": 0.25,
+        "decode_only_tok_s": 50.0,
+    }
+    assert spent({}, {"vllm:something": 1.0}) == {}

@@ -51,7 +51,7 @@ def test_a_server_with_random_weights_in_every_scenario(
     """North's fast figures are not met here, so the status is 3; errors and leaks would be another matter."""
     out = tmp_path / "serve.json"
     arguments = f"--model {model} --random-weights --slots 3 --max-context 512 --no-compilation-cache --chunk 64"
-    where = ["--server", arguments, "--server-log", tmp_path / "log", "--warm-seconds", 1]
+    where = ["--server", arguments, "--server-log", tmp_path / "log", "--wait-warm", 5]
     where += ["--out", out, "--plot", tmp_path, "--long", 150, "--compared", 3, "--seed", 5, "--temperature", 0]
     assert run(monkeypatch, "serve", "--scenario", *OTHERS, *SMALL, *where) == 3
     written = json.loads(out.read_text())
@@ -63,11 +63,14 @@ def test_a_server_with_random_weights_in_every_scenario(
         assert row["output_tok_s"] > 0 and row["ttft_ms"]["p50"] > 0, name
         assert (tmp_path / f"{name}.svg").read_text().startswith("<svg")
         assert row["server"][0].startswith("backend jax on cpu")
+        assert row["engine_s"]["decode"] > 0 and row["decode_only_tok_s"] > 0, name
+        assert 0 <= row["padding"] < 1 and sum(row["chunks"].values()) > 0, name
     assert rows["throughput-1k"]["output_tokens"] == 5 * 12, "answers run to their full length"
     for name in ("throughput-1k", "throughput-4k", "single", "long-prompt"):
         assert rows[name]["prefix_hit_rate"] == 0, "no scenario finds what another has left"
     assert rows["long-prompt"]["long_tokens"] == 150 and rows["long-prompt"]["long_ttft_alone_ms"] > 0
     assert rows["prefix"]["hits"] == 5 and rows["prefix"]["prefix_hit_rate"] > 0.5  # whole blocks: 128 of 150
+    assert rows["throughput-1k"]["warm_s"] > rows["throughput-1k"]["start_s"] > 0
     soaked = rows["soak"]
     assert soaked["leaks"] == [] and soaked["compared"] == 3 and soaked["met"], soaked
     shown = capsys.readouterr().out

@@ -67,6 +67,10 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, int, int) {
     *value = fibers::shared_memory;
     return cudaSuccess;
 }
+inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t size, cudaStream_t) {
+    std::memset(to, byte, size);
+    return cudaSuccess;
+}
 inline cudaError_t cudaFuncSetAttribute(const void*, int, int) { return cudaSuccess; }
 inline cudaError_t cudaLaunchCooperativeKernel(const void*, dim3 blocks, dim3 threads, void** arguments, size_t bytes,
                                                cudaStream_t) {
@@ -77,7 +81,7 @@ inline cudaError_t cudaLaunchCooperativeKernel(const void*, dim3 blocks, dim3 th
 inline void __syncthreads() {
     fibers::meet_team(0, static_cast<int>(fibers::current->warp->block->warps.size()) * 32, true);
 }
-inline void __syncwarp() { fibers::meet_warp("syncwarp"); }
+inline void __syncwarp() { fibers::meet_warp(fibers::kSyncWarp); }
 template <class T>
 T __shfl_sync(unsigned, T value, int from) {
     return fibers::exchange("shfl", value, [&](auto of) { return of(from % 32); });
@@ -160,21 +164,23 @@ inline void __threadfence_system() {}
 inline void __nanosleep(unsigned ns) { fibers::sleep(ns); }
 
 // Fibers take turns where they wait.
+template <class T, class Change>
+T atomically(T* p, Change change) {
+    fibers::in_atomic = true;
+    const T before = *p;
+    *p = change(before);
+    fibers::in_atomic = false;
+    return before;
+}
 template <class T, class U>
 T atomicAdd(T* p, U value) {
-    const T before = *p;
-    *p += static_cast<T>(value);
-    return before;
+    return atomically(p, [=](T before) { return static_cast<T>(before + static_cast<T>(value)); });
 }
 template <class T, class U>
 T atomicOr(T* p, U value) {
-    const T before = *p;
-    *p |= static_cast<T>(value);
-    return before;
+    return atomically(p, [=](T before) { return static_cast<T>(before | static_cast<T>(value)); });
 }
 template <class T>
 T atomicCAS(T* p, T expected, T value) {
-    const T before = *p;
-    if (before == expected) *p = value;
-    return before;
+    return atomically(p, [=](T before) { return before == expected ? value : before; });
 }

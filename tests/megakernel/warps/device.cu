@@ -62,5 +62,10 @@ int main(int argc, char** argv) {
     from_device(input.workspace, batch.workspace);
     for (size_t i = 0; i < input.pools.size(); ++i) from_device(input.pools[i], batch.pools[i].data);
     write_result(argv[2], input, *channel, *fault);
+    if (fault->kind != DeviceFault::kNone) {
+        std::fprintf(stderr, "fault %d of SM %d, role %d, task %d\n", static_cast<int>(fault->kind), fault->sm,
+                     fault->role, fault->task);
+        return 7;
+    }
     return channel->finished == input.quantum.number ? 0 : 6;
 }

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <queue>
 #include <string>
@@ -45,6 +46,7 @@ struct Barrier {
     int64_t bytes = 0;  // of copies that the phase waits for
     uint64_t phase = 0;
     std::vector<std::pair<Fiber*, uint64_t>> waiters;  // with their parks
+    bool planted = false;                              // nobody waits for it
 };
 
 // A named barrier of a block's threads.
@@ -87,11 +89,19 @@ struct Copy {
     int size;
 };
 
+// Words that others see some time after they were stored.
+struct Store {
+    Block* block;
+    uint32_t* to;
+    std::vector<uint32_t> words;
+};
+
 struct Event {
     uint64_t time, number;
     Fiber* fiber;
     uint64_t parks;
     Copy* copy;
+    uint64_t store;  // its number; 0: none
     bool operator>(const Event& other) const { return time != other.time ? time > other.time : number > other.number; }
 };
 
@@ -104,17 +114,35 @@ struct Machine {
     std::deque<Warp*> queue;
     Warp* warp = nullptr;
     std::priority_queue<Event, std::vector<Event>, std::greater<>> events;
-    uint64_t now = 1, events_made = 0;
+    std::map<uint64_t, Store> stores;  // that nobody sees yet, in order
+    uint64_t now = 1, events_made = 0, stores_made = 0;
     int running = 0;  // fibers
 };
 inline Machine* machine = nullptr;
 inline Fiber* current = nullptr;
+
+// Who looks at what orders the fibers' accesses, if anybody (races.cc). What `current` does, unless fibers are given.
+struct Observer {
+    virtual ~Observer() = default;
+    virtual void begin() = 0;                                  // of a run, when all fibers are there
+    virtual void meet(const std::vector<Fiber*>& fibers) = 0;  // come together
+    virtual void release(const void* word) = 0;                // in global memory
+    virtual void acquire(const void* word) = 0;
+    virtual void arrive(const Barrier& barrier) = 0;
+    virtual void complete(const Barrier& barrier) = 0;  // a phase
+    virtual void see(const Barrier& barrier) = 0;       // that a phase is complete
+    virtual void fence() = 0;                           // before bulk copies to what was written
+    virtual void copy(const unsigned char* to, int size, const Barrier& barrier) = 0;
+};
+inline Observer* observer = nullptr;
+inline bool in_atomic = false;  // what is read and written is one operation
 
 // What a program chooses.
 inline uint64_t seed = 0;
 inline uint64_t limit_ns = UINT64_MAX;                     // of virtual time
 inline std::function<std::string(int warp)> name_of_warp;  // for reports
 inline std::function<std::string(const Block&, const void*)> name_of_place;
+inline std::string planted;  // mistake: waits at barriers of this name are left out ("fence": the fence before copies)
 
 inline uint64_t random_state = 0;
 inline uint64_t random(uint64_t below) {
@@ -166,6 +194,7 @@ inline void wake(Fiber* fiber) {
 }
 
 inline void land(Copy* copy);
+inline void show(uint64_t store);
 
 // The fiber that runs next.
 inline Fiber* next() {
@@ -197,6 +226,8 @@ inline Fiber* next() {
         if (m.now > limit_ns) fail("this takes too long");
         if (event.copy != nullptr) {
             land(event.copy);
+        } else if (event.store != 0) {
+            show(event.store);
         } else if (event.fiber->parks == event.parks) {
             wake(event.fiber);
         }
@@ -222,13 +253,40 @@ inline void park(const char* why, const void* at = nullptr) {
 }
 
 inline void add_event(uint64_t after, Fiber* fiber, uint64_t parks, Copy* copy) {
-    machine->events.push({machine->now + after, machine->events_made++, fiber, parks, copy});
+    machine->events.push({machine->now + after, machine->events_made++, fiber, parks, copy, 0});
+}
+
+// Stores words without order: others may see them later than what is done next.
+inline void store_late(uint32_t* to, std::vector<uint32_t> words) {
+    Machine& m = *machine;
+    const uint64_t number = ++m.stores_made;
+    m.stores.emplace(number, Store{current->warp->block, to, std::move(words)});
+    const uint64_t after = 1 + random(chance(16) ? 5000 : 300);
+    m.events.push({m.now + after, m.events_made++, nullptr, 0, nullptr, number});
+}
+
+inline void show(uint64_t number) {
+    const auto found = machine->stores.find(number);
+    if (found == machine->stores.end()) return;  // a release came first
+    std::memcpy(found->second.to, found->second.words.data(), found->second.words.size() * sizeof(uint32_t));
+    machine->stores.erase(found);
+}
+
+// What this block has stored is seen before what comes next.
+inline void release() {
+    auto& stores = machine->stores;
+    for (auto i = stores.begin(); i != stores.end();) {
+        const auto number = i++->first;
+        if (stores.at(number).block == current->warp->block) show(number);
+    }
 }
 
 inline void sleep(uint64_t ns) {
     add_event(1 + random(ns), current, current->parks + 1, nullptr);
     park("a while");
 }
+
+inline constexpr const char* kSyncWarp = "syncwarp";
 
 // The lanes of a warp come together; the number of the meeting.
 inline uint64_t meet_warp(const char* kind) {
@@ -241,6 +299,11 @@ inline uint64_t meet_warp(const char* kind) {
     if (warp.arrived == ~0u) {
         warp.arrived = 0;
         ++warp.meetings;
+        if (observer != nullptr && std::strcmp(kind, kSyncWarp) == 0) {  // other exchanges order no memory
+            std::vector<Fiber*> all;
+            for (Fiber& fiber : warp.fibers) all.push_back(&fiber);
+            observer->meet(all);
+        }
         for (Fiber& fiber : warp.fibers) wake(&fiber);
         if (chance(512)) sleep(2000);  // this warp is late
     } else {
@@ -251,12 +314,17 @@ inline uint64_t meet_warp(const char* kind) {
 
 // Threads of a block come together; whether all say so.
 inline bool meet_team(int barrier, int threads, bool value) {
+    if (planted == "team " + std::to_string(barrier)) return value;
     Team& team = current->warp->block->teams[barrier];
     bool& all = team.all[team.number % 2];
     all = (team.waiting.empty() || all) && value;
     if (static_cast<int>(team.waiting.size()) + 1 == threads) {
         ++team.number;
         for (Fiber* fiber : team.waiting) wake(fiber);
+        if (observer != nullptr) {
+            team.waiting.push_back(current);
+            observer->meet(team.waiting);
+        }
         team.waiting.clear();
     } else {
         team.waiting.push_back(current);
@@ -276,6 +344,7 @@ inline void complete(Barrier& barrier) {
     if (barrier.pending > 0 || barrier.bytes != 0) return;
     ++barrier.phase;
     barrier.pending = barrier.arrivals;
+    if (observer != nullptr) observer->complete(barrier);
     const auto waiters = std::move(barrier.waiters);
     barrier.waiters.clear();
     for (const auto& [fiber, parks] : waiters) {
@@ -288,13 +357,19 @@ inline void arrive(const void* at, int64_t bytes) {
     require(barrier.pending > 0, "more arrivals at a barrier than it is for");
     --barrier.pending;
     barrier.bytes += bytes;
+    if (observer != nullptr) observer->arrive(barrier);
     complete(barrier);
 }
 
 // Whether the phase of a parity is complete, after waiting for it for a while as the hardware does.
 inline bool test(const void* at, uint32_t parity) {
     Barrier& barrier = barrier_at(at);
-    const auto complete = [&] { return (barrier.phase & 1) != parity; };
+    if (barrier.planted) return true;
+    const auto complete = [&] {
+        const bool done = (barrier.phase & 1) != parity;
+        if (done && observer != nullptr) observer->see(barrier);
+        return done;
+    };
     if (complete()) return true;
     barrier.waiters.push_back({current, current->parks + 1});
     add_event(1000 + random(1000), current, current->parks + 1, nullptr);
@@ -306,10 +381,11 @@ inline bool test(const void* at, uint32_t parity) {
 // what is there when it begins or when it ends.
 inline void begin_copy(unsigned char* to, const void* from, int size, const void* barrier) {
     Block& block = *current->warp->block;
-    barrier_at(barrier);
+    Barrier& counted = barrier_at(barrier);
     require(size > 0 && size % 16 == 0 && reinterpret_cast<uintptr_t>(from) % 16 == 0 && (to - block.memory) % 16 == 0,
             "a bulk copy that is not aligned");
     require(to >= block.memory && to + size <= block.memory + block.bytes, "a bulk copy beyond the block's memory");
+    if (observer != nullptr) observer->copy(to, size, counted);
     auto* copy = new Copy{&block, barrier, to, from, {}, size};
     if (seed == 0 || random(2) == 0) {
         const auto* bytes = static_cast<const unsigned char*>(from);
@@ -381,6 +457,7 @@ inline uint64_t run(int blocks, int threads, size_t bytes, std::function<void()>
             }
         }
     }
+    if (observer != nullptr) observer->begin();
     if (_setjmp(own.end) == 0) {
         current = next();
         _longjmp(current->context, 1);

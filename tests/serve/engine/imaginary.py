@@ -29,6 +29,7 @@ def scheduler(
     prefix_cache=True,
     rows=2,
     pace=None,
+    sizes=None,
 ):
     plan = CachePlan(
         slots=slots,
@@ -40,7 +41,7 @@ def scheduler(
         sliding_pages=sliding_pages,
         bytes=0,
     )
-    return Scheduler(CONFIG, plan, max_queue=max_queue, prefix_cache=prefix_cache, pace=pace)
+    return Scheduler(CONFIG, plan, max_queue=max_queue, prefix_cache=prefix_cache, pace=pace, sizes=sizes)
 
 
 def request(name, prompt, max_tokens, family=0, reports=False):

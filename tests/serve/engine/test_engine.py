@@ -20,6 +20,7 @@ from north_jax.forward_pass import forward
 from north_jax.generation import generate_with_logprobs
 from north_jax.kv_cache import cache_bytes, ring_entries
 from north_jax.sampling import SamplingParams
+from serve.engine import runner
 from serve.engine.memory import MemoryPlanError, plan_cache
 from serve.engine.types import EngineRequest, EngineUnavailable, FinishReason, QueueFull, RequestTooLong
 from tests.serve.engine.tiny import CONFIG, PARAMS, PLAN, alone, started_engine
@@ -167,6 +168,21 @@ def test_cancel_mid_generation(engine):
     assert events[-1].finish_reason is FinishReason.CANCELLED
     assert len(events) < 400
     assert engine.stats().pages_used == 0
+
+
+def test_a_started_engine_has_compiled_what_joins_prefill_and_draw(monkeypatch):
+    original = runner._of_slots.__wrapped__
+
+    def of_this_test(*arguments, slots):  # a function that nothing has been compiled for
+        return original(*arguments, slots=slots)
+
+    fresh = jax.jit(of_this_test, static_argnames="slots")
+    monkeypatch.setattr(runner, "_of_slots", fresh)
+    started = started_engine()
+    assert fresh._cache_size() == 1
+    collect(started, request("plain", [5, 6]))
+    assert fresh._cache_size() == 1
+    started.shutdown(0)
 
 
 @pytest.mark.slow

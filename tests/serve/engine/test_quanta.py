@@ -159,12 +159,12 @@ def test_an_arrival_from_another_thread_is_not_lost(log, watched):
     assert watched.quanta[0] == [99, 1]
 
 
-def test_steps_are_single_while_a_long_prompt_is_prefilled(log, watched):
+def test_quanta_are_short_while_a_long_prompt_is_prefilled(log, watched):
     log.at["a", 3] = lambda: log.submit("b", prompt(500), 2)  # two chunks
     log.submit("a", prompt(), 30)
     log.wait(2)
-    assert watched.quanta[:2] == [[29, 2], [1, 1]]
-    assert log.before("b", "a") == 4
+    assert watched.quanta[:2] == [[29, 2], [2, 2]]  # the second step is one without a chunk before it
+    assert log.before("b", "a") == 5
 
 
 def test_an_arrival_that_must_wait_stops_nothing_until_a_slot_is_free(log, watched):
@@ -176,7 +176,7 @@ def test_an_arrival_that_must_wait_stops_nothing_until_a_slot_is_free(log, watch
     first = owners.index("c")
     assert owners[first - 4 : first] == ["a", "b", "x", "y"]
     assert owners[:first].count("b") == 20
-    assert watched.quanta[:2] == [[1, 1], [99, 19]]
+    assert watched.quanta[:2] == [[2, 2], [99, 19]]
 
 
 def test_a_cancelled_row_ends_at_the_next_step_and_its_neighbour_goes_on(log, watched):
@@ -263,7 +263,7 @@ def test_rows_that_fit_a_smaller_size_decode_in_it(log, watched):
     log.submit("a", prompt(), 100)
     log.wait(4)
     # All four (b ends among them, the three others need the same size), then two, then one.
-    assert [taken for _, taken in watched.quanta] == [1, 39, 40, 19]
+    assert [taken for _, taken in watched.quanta] == [2, 39, 40, 18]
 
 
 def test_the_end_of_the_engine_ends_the_quantum(log, watched):

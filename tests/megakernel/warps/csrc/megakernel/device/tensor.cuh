@@ -16,9 +16,17 @@ inline uint32_t load_shared(uint32_t address) {
     fibers::require(address % 4 == 0, "a word that is not aligned");
     return *reinterpret_cast<const uint32_t*>(fibers::memory_at(address));
 }
+inline uint4 load_shared_words(uint32_t address) {
+    fibers::require(address % 16 == 0, "sixteen bytes that are not aligned");
+    return *reinterpret_cast<const uint4*>(fibers::memory_at(address));
+}
+inline void store_shared(uint32_t address, const uint4& v) {
+    fibers::require(address % 16 == 0, "sixteen bytes that are not aligned");
+    std::memcpy(fibers::memory_at(address), &v, 16);
+}
 inline void clear_shared(uint32_t address) {
     fibers::require(address % 16 == 0, "sixteen bytes that are not aligned");
-    std::memset(fibers::memory_at(address), 0, 16);
+    *reinterpret_cast<uint4*>(fibers::memory_at(address)) = {0, 0, 0, 0};
 }
 inline FragmentA load_matrices(uint32_t address) {
     fibers::require(address % 16 == 0, "a row of a matrix that is not aligned");
