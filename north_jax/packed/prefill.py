@@ -107,7 +107,9 @@ class PackedPrefill:
             )
             for run in sorted(set(self._runs))
         }
-        return start, layers, _finish.lower(config, *self._ends, params["layers"][self._last], cache[-1], x, chunk)
+        # Without the pages' sharding, which would commit the logits to it, and with them all that is made of them.
+        pages = jax.ShapeDtypeStruct(cache[-1].shape, cache[-1].dtype)
+        return start, layers, _finish.lower(config, *self._ends, params["layers"][self._last], pages, x, chunk)
 
     def shape_of(self, pieces: Sequence[Piece]) -> int:
         """The shortest compiled length that holds a chunk of these pieces. Raises ValueError where none does."""
