@@ -77,7 +77,6 @@ def test_tiles_cover_every_query_once_and_come_longest_first():
         ([(0, 70), (100, 20)], None, AttentionSizes()),
         ([(0, 130), (190, 40), (7, 0)], 100, AttentionSizes()),
         ([(63, 65)], 64, AttentionSizes(take_turns=False)),
-        ([(63, 65)], 64, AttentionSizes(cluster=2)),
     ],
 )
 def test_the_kernel_in_the_interpreter(prompts, window, sizes):
@@ -112,10 +111,11 @@ def test_what_does_not_fit_is_refused():
         case.kernel(None, blocks=2)
 
 
-def test_it_lowers_for_cuda_without_a_gpu():
+@pytest.mark.parametrize("sizes", [AttentionSizes(), AttentionSizes(cluster=2)])
+def test_it_lowers_for_cuda_without_a_gpu(sizes):
     case = Prompts([(0, 300)], heads=8, kv_heads=1, d=128, entries=5)
     tiles = query_tiles(case.offset, case.start, case.length, tokens=case.tokens, window=128)
-    f = jax.jit(partial(paged_attention_kernel, window=128, blocks=132))
+    f = jax.jit(partial(paged_attention_kernel, window=128, blocks=132, sizes=sizes))
     assert "mosaic_gpu" in f.trace(case.q, case.pages, case.table, *tiles).lower(lowering_platforms=("cuda",)).as_text()
 
 
