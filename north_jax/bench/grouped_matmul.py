@@ -1,6 +1,8 @@
-"""Speed of the grouped matmul alone, by tiling: what the experts' tilings are chosen by.
+"""Speed of the grouped matmul alone, and of a layer's experts.
 
     python -m north_jax.bench grouped_matmul --out result.json
+
+--sweep measures every tiling instead of the one that a prefill takes: what the experts' tilings are chosen by.
 
 Three products of the model's geometry: the experts' first one without and with SwiGLU in its epilogue, and the second
 one. Assignments fall on experts evenly, or as random routing has it. Every result is held against a dense product.
@@ -27,7 +29,7 @@ from north_jax.kernels.grouped_matmul import grouped_matmul
 from north_jax.kernels.tiling import Tiling
 from north_jax.kernels.work_items import Groups, WorkItems, sort_rows, sorted_rows, work_items
 from north_jax.layers import Array, linear
-from north_jax.packed.experts import sorted_experts
+from north_jax.packed.experts import sorted_experts, tilings_for
 
 from .options import add_common
 from .record import Results
@@ -113,22 +115,19 @@ def measure_dense(case: Case, weights: Array) -> dict[str, Any]:
 def measure_experts(config: Config, tokens: int, gate_up: Array, down: Array) -> dict[str, Any]:
     """Times a layer's experts of so many tokens, each with distinct random ones.
 
-    "ms" is of one of several in a program, as a prefill has them; "alone_ms" of a program of one, with the time between
-    two programs.
+    The time is that of one of several in a program, as a prefill has them.
     """
     k = config.num_experts_per_tok
     keys = jax.random.split(jax.random.key(2))
     h = jax.random.normal(keys[0], (tokens, config.hidden_size), jnp.float32).astype(down.dtype)
     weights, experts = jax.lax.top_k(jax.random.uniform(keys[1], (tokens, config.num_experts)), k)
     operands = (h, experts, weights, jnp.ones(tokens, bool), gate_up, down)
-    alone = _time(partial(jax.jit(sorted_experts), *operands), _ROUNDS, 2 * _CALLS)
     seconds = _time(partial(_several_experts, *operands), _ROUNDS, _CALLS) / _LAYERS
     flops = 6 * tokens * k * config.hidden_size * config.intermediate_size
     return {
         "kind": "experts",
         "tokens": tokens,
         "ms": round(seconds * 1e3, 4),
-        "alone_ms": round(alone * 1e3, 4),
         "tflop_s": round(flops / seconds / 1e12, 1),
         "weights_tb_s": round((gate_up.nbytes + down.nbytes) / seconds / 1e12, 3),
     }
@@ -137,8 +136,11 @@ def measure_experts(config: Config, tokens: int, gate_up: Array, down: Array) ->
 @jax.jit
 def _several_experts(h: Array, experts: Array, weights: Array, valid: Array, gate_up: Array, down: Array) -> Array:
     for _ in range(_LAYERS):
-        h = sorted_experts(h, experts, weights, valid, gate_up, down)
+        h = _experts(h, experts, weights, valid, gate_up, down)
     return h
+
+
+_experts = jax.jit(sorted_experts)  # lowered once
 
 
 def _routed(case: Case, experts: int) -> Array:
@@ -213,6 +215,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rows (default: 65536 1024, of 8192 and 128 tokens)",
     )
     parser.add_argument("--routing", choices=ROUTINGS, nargs="+", default=list(ROUTINGS), help="(default: both)")
+    parser.add_argument("--sweep", action="store_true", help="every tiling, not only the one that a prefill takes")
     parser.add_argument(
         "--tokens",
         type=int,
@@ -237,7 +240,10 @@ def run(options: argparse.Namespace) -> None:
         keep(partial(measure_experts, config, tokens, weights["gated"], weights["down"]), kind="experts", tokens=tokens)
     for product in options.product:
         for assignments in options.assignments:
-            tilings = [tiling for tiling in TILINGS if (tiling.rows > 64) == (assignments >= _MANY)]
+            taken = tilings_for(assignments, config.num_experts)
+            tilings = [taken.down if product == "down" else taken.up]
+            if options.sweep:
+                tilings = [tiling for tiling in TILINGS if (tiling.rows > 64) == (assignments >= _MANY)]
             cases = [Case(product, assignments, routing, tiling) for tiling in tilings for routing in options.routing]
             key = {"product": product, "assignments": assignments}
             keep(partial(measure_dense, cases[0], weights[product]), kind="dense", **key)

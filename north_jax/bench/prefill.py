@@ -78,7 +78,7 @@ class Bench:
             self._rows.grow(0, start, start + piece)
             tables = PageTables(*map(np.asarray, self._rows.snapshot()))
             part = Piece(prompt[start : start + piece], start)
-            self.cache, _, logits = self.prefill.run(self.cache, tables, [part])
+            self.cache, logits = self.prefill.run(self.cache, tables, [part])
         token, finite = jax.device_get((jnp.argmax(logits[0]), jnp.isfinite(logits[0]).all()))
         seconds = time.perf_counter() - begun
         self._rows.release(0)

@@ -19,11 +19,10 @@ from north_jax.attention import attention
 from north_jax.config import DENSE, FULL, SLIDING, Config
 from north_jax.kv_cache import KVCache, PageTables
 from north_jax.layers import Array, Params, dense_mlp, linear
-from north_jax.moe import route
 from north_jax.packed import PackedPrefill, Piece, pack
 from north_jax.packed.attention import packed_attention
 from north_jax.packed.chunk import Chunk, begin, kinds
-from north_jax.packed.experts import packed_experts
+from north_jax.packed.experts import routed_experts
 
 PARTS = ("attention", "experts", "projections")
 MILLISECONDS = tuple(f"{part}_ms" for part in (*PARTS, "rest"))
@@ -145,8 +144,7 @@ def _attend(config: Config, layer: int, q: Array, pages: Array, chunk: Chunk) ->
 
 @partial(jax.jit, static_argnums=0)
 def _experts(config: Config, mlp: Params, h: Array, valid: Array) -> Array:
-    experts, weights, _ = route(config, mlp["router"], h)
-    return packed_experts(config, mlp, h, experts, weights, valid)
+    return routed_experts(config, mlp, h, valid)
 
 
 @jax.jit

@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from .shared_memory import ROW_VALUES, accumulator, tiles
-from .tiling import DEPTH, WARPGROUP_ROWS, Tiling
+from .tiling import WARPGROUP_ROWS, Tiling
 from .work_items import Groups, WorkItems
 
 _STORE_COLUMNS = ROW_VALUES  # of a store
@@ -75,8 +75,8 @@ def grouped_matmul(
         functools.partial(_kernel, tiling=tiling, gated=gated, blocks=blocks // tiling.cluster),
         out_type=jax.ShapeDtypeStruct((x.shape[0], out_columns), x.dtype),
         scratch_types=[
-            tiles((tiling.stages, warpgroups, WARPGROUP_ROWS, DEPTH), x.dtype),
-            tiles((tiling.stages, tiling.columns, DEPTH), x.dtype),
+            tiles((tiling.stages, warpgroups, WARPGROUP_ROWS, tiling.depth), x.dtype),
+            tiles((tiling.stages, tiling.columns, tiling.depth), x.dtype),
             tiles((warpgroups, _STORE_SLOTS, WARPGROUP_ROWS, _STORE_COLUMNS), x.dtype),
             plgpu.Barrier(num_arrivals=warpgroups + (2 if gated else 1), num_barriers=tiling.stages),
             consumed,
@@ -110,7 +110,7 @@ def _kernel(
 ) -> None:
     warpgroups, stages, columns = tiling.row_warpgroups, tiling.stages, tiling.columns
     half = columns // 2
-    depth_steps = x.shape[1] // DEPTH
+    depth_steps = x.shape[1] // tiling.depth
     warpgroup = lax.axis_index("warpgroup")
     block = lax.axis_index("block")
     member = lax.axis_index("cluster") if tiling.cluster > 1 else jnp.int32(0)
@@ -124,7 +124,7 @@ def _kernel(
         return items[line, 0], row, items[line, 2], items[line, 3] * tiling.cluster + member
 
     def produce(step: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        loaded, group, row, _, column = carry
+        loaded, group, row, rows, column = carry
         following = item(step + 1)
 
         @pl.when(group >= 0)
@@ -133,14 +133,22 @@ def _kernel(
             def load_stage(k: jax.Array) -> None:
                 stage = lax.rem(loaded + k, jnp.int32(stages))
                 plgpu.barrier_wait(consumed.at[stage])
-                depth = pl.ds(pl.multiple_of(k * DEPTH, DEPTH), DEPTH)
-                for i in range(warpgroups):
+                depth = pl.ds(pl.multiple_of(k * tiling.depth, tiling.depth), tiling.depth)
+
+                def load_rows(i: int, count: int) -> None:
                     plgpu.copy_gmem_to_smem(
-                        x.at[pl.ds(pl.multiple_of(row + i * WARPGROUP_ROWS, tiling.align), WARPGROUP_ROWS), depth],
-                        x_ring.at[stage, i],
+                        x.at[pl.ds(pl.multiple_of(row + i * WARPGROUP_ROWS, tiling.align), count), depth],
+                        x_ring.at[stage, i] if count == WARPGROUP_ROWS else x_ring.at[stage, i, pl.ds(0, count)],
                         landed.at[stage],
                         collective_axes="cluster" if tiling.cluster > 1 else None,
                     )
+
+                if tiling.least < WARPGROUP_ROWS:  # what was there before makes rows that are not stored
+                    pl.when(rows <= tiling.least)(lambda: load_rows(0, tiling.least))
+                    pl.when(rows > tiling.least)(lambda: load_rows(0, WARPGROUP_ROWS))
+                else:
+                    for i in range(warpgroups):
+                        load_rows(i, WARPGROUP_ROWS)
                 if gated:
                     for i in range(2):
                         plgpu.copy_gmem_to_smem(
@@ -266,8 +274,8 @@ def _check(x: jax.Array, weights: jax.Array, tiling: Tiling, *, gated: bool, blo
         )
     if x.dtype != weights.dtype or x.dtype not in (jnp.bfloat16, jnp.float16):
         raise ValueError(f"grouped_matmul: x is {x.dtype} and weights {weights.dtype}, expected the same 16-bit type")
-    if x.shape[1] % DEPTH:
-        raise ValueError(f"grouped_matmul: K is {x.shape[1]}, expected a multiple of {DEPTH}")
+    if x.shape[1] % tiling.depth:
+        raise ValueError(f"grouped_matmul: K is {x.shape[1]}, expected a multiple of {tiling.depth}")
     width = tiling.columns * tiling.cluster
     if weights.shape[1] % width or (gated and tiling.columns % (2 * _STORE_COLUMNS)):
         raise ValueError(f"grouped_matmul: N is {weights.shape[1]}, expected a multiple of {width} columns")

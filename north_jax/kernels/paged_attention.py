@@ -4,6 +4,9 @@ A block of the grid, one a multiprocessor, walks tiles of 128 queries of one hea
 in the table and loads them through rings in shared memory; two consumer warpgroups of 64 queries each keep a running
 softmax in base 2, as FlashAttention does (Dao 2023, arXiv:2307.08691). They take turns on the tensor cores: one
 multiplies while the other is in its softmax (Shah et al. 2024, arXiv:2407.08608). Nothing is gathered or copied.
+
+The memory has little to do meanwhile. So where asked, a fourth warpgroup copies rows for the experts at the same time
+(`Spread`), by the copy engine alone: what `row_moves.spread_rows` does takes no time of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +32,18 @@ _QUERIES = 64  # of a warpgroup
 _KEYS = PAGES_PER_BLOCK * PAGE_SIZE  # of a step
 _MASKED = -1e30  # finite: a row that has seen no key yet stays finite, and its first real key erases what it summed
 _PRODUCER_REGISTERS = 40
-_CONSUMER_REGISTERS = 232
+_CONSUMER_REGISTERS = {False: 232, True: 216}  # by whether there is a mover
+_MOVE_VALUES = 256  # of a row that a copy takes in one dimension, at most
+_MOVE_SLOTS = 4  # rows in shared memory that are being read or written
+_MOVE_AHEAD = 2  # of them being read
+
+
+class Spread(NamedTuple):
+    """Rows to be copied meanwhile, as `row_moves.spread_rows` does."""
+
+    h: jax.Array  # [T, D], the dtype of q, D a multiple of 256
+    row: jax.Array  # [T · k] int32; `rows` or more for none
+    rows: int  # of the result
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,10 +53,12 @@ class AttentionSizes:
     Attributes:
       stages: blocks of keys, and of values, in shared memory; 2 is what fits with 128 dimensions.
       take_turns: whether the two warpgroups alternate on the tensor cores.
+      cluster: blocks with a query head each that share loads of keys and values: 1, or 2 with multicast.
     """
 
     stages: int = 2
     take_turns: bool = True
+    cluster: int = 1
 
 
 def paged_attention_kernel(
@@ -55,8 +71,9 @@ def paged_attention_kernel(
     window: int | None,
     blocks: int,
     sizes: AttentionSizes | None = None,
+    spread: Spread | None = None,
     interpret: Any = None,
-) -> jax.Array:
+) -> Any:
     """Attends from packed queries to the pages of their prompts, on a Hopper GPU.
 
     What a tile's prompt has in its pages up to the last query must be written, and the rest of that page be finite.
@@ -70,10 +87,12 @@ def paged_attention_kernel(
       window: keys that a query sees, its own included; None for all before it.
       blocks: of the grid, one a multiprocessor.
       sizes: what may be tuned.
+      spread: rows to be copied meanwhile.
       interpret: `plgpu.InterpretGPUParams()` to run on a CPU.
 
     Returns:
-      [T, H, d] in q's dtype; what belongs to no prompt holds anything.
+      [T, H, d] in q's dtype; what belongs to no prompt holds anything. With `spread` a pair: that, and [rows, D], of
+      which rows of no assignment hold anything.
 
     Raises:
       ValueError: an operand's shape or dtype is not supported.
@@ -85,13 +104,35 @@ def paged_attention_kernel(
         raise ValueError(f"paged_attention: q is {q.dtype}{list(q.shape)}, expected 16-bit values and d of 64 or 128")
     if pages.dtype != q.dtype or pages.shape[1:] != (2, kv_heads, PAGE_SIZE, d) or heads % kv_heads:
         raise ValueError(f"paged_attention: pages are {pages.dtype}{list(pages.shape)}, q {q.dtype}{list(q.shape)}")
+    if heads // kv_heads % sizes.cluster or blocks % sizes.cluster:
+        raise ValueError(f"paged_attention: {heads // kv_heads} heads a kv head and {blocks} blocks, with {sizes}")
     ring = tiles_of((sizes.stages, _KEYS, d), q.dtype)
     queries = tiles_of((_WARPGROUPS, _QUERIES, d), q.dtype)
     landed = plgpu.Barrier(num_arrivals=PAGES_PER_BLOCK, num_barriers=sizes.stages)
-    consumed = plgpu.Barrier(num_arrivals=_WARPGROUPS, num_barriers=sizes.stages)
+    consumed: Any = plgpu.Barrier(num_arrivals=_WARPGROUPS, num_barriers=sizes.stages)
+    clusters: dict[str, Any] = {}
+    if sizes.cluster > 1:
+        clusters = {"cluster": (sizes.cluster,), "cluster_names": ("cluster",)}
+        consumed = plgpu.ClusterBarrier(
+            collective_axes=("cluster",), num_arrivals=_WARPGROUPS, num_barriers=sizes.stages
+        )
+    out_type: Any = jax.ShapeDtypeStruct(q.shape, q.dtype)
+    moving: dict[str, Any] = {}
+    operands: tuple[jax.Array, ...] = ()
+    if spread:
+        tokens, width = spread.h.shape
+        if spread.h.dtype != q.dtype or width % _MOVE_VALUES:
+            raise ValueError(f"paged_attention: rows to be copied are {spread.h.dtype}{list(spread.h.shape)}")
+        pieces = width // _MOVE_VALUES, _MOVE_VALUES
+        out_type = [out_type, jax.ShapeDtypeStruct((spread.rows, *pieces), q.dtype)]
+        operands = spread.h.reshape(tokens, *pieces), spread.row
+        moving = {
+            "moved": plgpu.SMEM((_MOVE_SLOTS, *pieces), q.dtype),
+            "moved_landed": plgpu.Barrier(num_barriers=_MOVE_SLOTS),
+        }
     kernel = plgpu.kernel(
         functools.partial(_kernel, window=window, blocks=blocks, sizes=sizes, interpreted=interpret is not None),
-        out_type=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        out_type=out_type,
         scratch_types={
             "q_tile": queries,
             "staging": queries,
@@ -104,15 +145,18 @@ def paged_attention_kernel(
             "v_landed": landed,
             "v_consumed": consumed,
             "turn": plgpu.Barrier(num_arrivals=_WARPGROUPS),
+            **moving,
         },
-        grid=(blocks,),
+        grid=(blocks // sizes.cluster,),
         grid_names=("block",),
-        num_threads=_WARPGROUPS + 1,
+        num_threads=_WARPGROUPS + (2 if spread else 1),
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(approx_math=True),
         interpret=interpret,
+        **clusters,
     )
-    return kernel(tiles, count, table, q, pages)
+    result = kernel(tiles, count, table, q, pages, *operands)
+    return (result[0], result[1].reshape(spread.rows, -1)) if spread else result
 
 
 def _kernel(
@@ -121,8 +165,7 @@ def _kernel(
     table: Any,  # [N, P] int32, global
     q: Any,  # [T, H, d], global
     pages: Any,  # [pages, 2, K, 64, d], global
-    out: Any,  # [T, H, d], global
-    *,
+    *moving: Any,  # global: rows [T, D / 256, 256] and where they go [T · k], if any; out [T, H, d]; rows written
     q_tile: Any,  # [2, 64, d], shared
     staging: Any,  # [2, 64, d], shared
     k_ring: Any,  # [stages, 128, d], shared
@@ -134,29 +177,37 @@ def _kernel(
     v_landed: Any,  # [stages] barriers
     v_consumed: Any,  # [stages] barriers
     turn: Any,  # a barrier of both consumers
+    moved: Any = None,  # [slots, D / 256, 256], shared
+    moved_landed: Any = None,  # [slots] barriers
     window: int | None,
     blocks: int,
     sizes: AttentionSizes,
     interpreted: bool,
 ) -> None:
+    out = moving[0] if moved is None else moving[2]
     _, heads, d = q.shape
     heads_per_kv_head = heads // pages.shape[2]
     stages = sizes.stages
     entries = table.shape[1]
     warpgroup = lax.axis_index("warpgroup")
     block = lax.axis_index("block")
-    total = count[0] * heads
-    steps = pl.cdiv(total, jnp.int32(blocks))
+    cluster = sizes.cluster
+    member = lax.axis_index("cluster") if cluster > 1 else jnp.int32(0)
+    share = "cluster" if cluster > 1 else None
+    clusters, head_groups = blocks // cluster, heads // cluster
+    total = count[0] * head_groups
+    steps = pl.cdiv(total, jnp.int32(clusters))
 
     def item(step: jax.Array) -> tuple[jax.Array, ...]:
         """The tile and head of a step: there and back over the blocks, since tiles become shorter."""
-        index = step * blocks + jnp.where(lax.rem(step, jnp.int32(2)) == 0, block, blocks - 1 - block)
+        index = step * clusters + jnp.where(lax.rem(step, jnp.int32(2)) == 0, block, clusters - 1 - block)
         works = index < total
-        tile = jnp.where(works, lax.div(index, jnp.int32(heads)), 0)
+        tile = jnp.where(works, lax.div(index, jnp.int32(head_groups)), 0)
         prompt, token, position, queries, first_page, key_blocks = (tiles[tile, i] for i in range(6))
         token = pl.multiple_of(token, TOKEN_ALIGN)
         key_blocks = jnp.where(works, key_blocks, 0)
-        return prompt, token, position, queries, first_page, key_blocks, lax.rem(index, jnp.int32(heads))
+        head = lax.rem(index, jnp.int32(head_groups)) * cluster + member
+        return prompt, token, position, queries, first_page, key_blocks, head
 
     def produce(step: jax.Array, loaded: jax.Array) -> jax.Array:
         prompt, token, position, queries, first_page, key_blocks, head = item(step)
@@ -181,7 +232,8 @@ def _kernel(
                 plgpu.barrier_wait(consumed.at[stage])
                 for i, number in enumerate(numbers):
                     rows = pl.ds(i * PAGE_SIZE, PAGE_SIZE)
-                    plgpu.copy_gmem_to_smem(pages.at[number, part, kv_head], ring.at[stage, rows], landed.at[stage])
+                    page = pages.at[number, part, kv_head]
+                    plgpu.copy_gmem_to_smem(page, ring.at[stage, rows], landed.at[stage], collective_axes=share)
 
         return loaded + key_blocks
 
@@ -299,7 +351,7 @@ def _kernel(
 
     @pl.when(warpgroup < _WARPGROUPS)
     def consumers() -> None:
-        plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
+        plgpu.set_max_registers(_CONSUMER_REGISTERS[moved is not None], action="increase")
         plgpu.barrier_arrive(q_consumed.at[warpgroup])
         for stage in range(stages):
             plgpu.barrier_arrive(k_consumed.at[stage])
@@ -318,3 +370,43 @@ def _kernel(
         for stage in range(stages):
             plgpu.barrier_wait(k_consumed.at[stage])
             plgpu.barrier_wait(v_consumed.at[stage])
+
+    if moved is not None:
+
+        @pl.when(warpgroup == _WARPGROUPS + 1)
+        def mover() -> None:
+            plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
+            _move(moving[0], moving[1], moving[3], moved, moved_landed, block * cluster + member, blocks)
+
+
+def _move(h: Any, row: Any, x: Any, moved: Any, landed: Any, block: jax.Array, blocks: int) -> None:
+    """Copies the rows of a block's tokens, every `blocks`-th, to their places."""
+    tokens = h.shape[0]
+    top = row.shape[0] // tokens
+    mine = lax.div(tokens - block + (blocks - 1), jnp.int32(blocks))
+
+    def load(number: jax.Array) -> None:
+        @pl.when(number < mine)
+        def load_row() -> None:
+            slot = lax.rem(number, jnp.int32(_MOVE_SLOTS))
+            plgpu.copy_gmem_to_smem(h.at[block + number * blocks], moved.at[slot], landed.at[slot])
+
+    for number in range(_MOVE_AHEAD):
+        load(jnp.int32(number))
+
+    @pl.loop(0, mine)
+    def move_token(number: jax.Array) -> None:
+        slot = lax.rem(number, jnp.int32(_MOVE_SLOTS))
+        places = [row[(block + number * blocks) * top + j] for j in range(top)]
+        plgpu.wait_smem_to_gmem(_MOVE_SLOTS - _MOVE_AHEAD - 1, wait_read_only=True)
+        load(number + _MOVE_AHEAD)
+        plgpu.barrier_wait(landed.at[slot])
+        for to in places:
+
+            @pl.when(to < x.shape[0])
+            def write(to: jax.Array = to) -> None:
+                plgpu.copy_smem_to_gmem(moved.at[slot], x.at[to], commit_group=False)
+
+        plgpu.commit_smem_to_gmem_group()
+
+    plgpu.wait_smem_to_gmem(0)

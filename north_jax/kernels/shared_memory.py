@@ -23,3 +23,14 @@ def tiles(shape: tuple[int, ...], dtype: Any) -> Any:
 def accumulator(rows: int, columns: int) -> Any:
     """Float32 registers of a warpgroup for a product of so many rows and columns, zeroed."""
     return plgpu.ACC((rows, columns), jnp.float32)  # type: ignore[attr-defined]
+
+
+def store(ref: Any, values: Any) -> None:
+    """Stores a warpgroup's values to memory whatever their layout.
+
+    From jax 0.12 on an assignment is refused where it is slow: a column of a row-major array, or banks in conflict.
+    """
+    if hasattr(plgpu, "store"):
+        plgpu.store(ref, values, optimized=False)
+    else:
+        ref[...] = values

@@ -96,8 +96,8 @@ class LayerWaves:
             rope=int(config.rope_layers[self._layer]),
         )
         fixed |= self._weight(Weight.QKV) | self._input()
-        # The queries, keys and values of one KV head after the other, dealt as one run of rows: every SM has as many, to
-        # a unit, and arrives once a row.
+        # The queries, keys and values of one KV head after the other, dealt as one run of rows: every SM has as many,
+        # to a unit, and arrives once a row.
         runs = [
             (begin, end, self._qkv + kv_head)
             for kv_head in range(self._kv_heads)

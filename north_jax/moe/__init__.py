@@ -12,6 +12,7 @@ from .layer import gathered_down as gathered_down
 from .layer import gathered_hidden as gathered_hidden
 from .layer import moe as moe
 from .layer import route as route
+from .layer import route_logits as route_logits
 from .layer import run_experts as run_experts
 from .layer import select_experts as select_experts
 from .operation import MAX_TOKENS as MAX_TOKENS

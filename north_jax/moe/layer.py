@@ -44,12 +44,17 @@ def route(config: Config, router: Array, h: Array) -> tuple[Array, Array, Array]
     """
 
     def on_device(h: Array, router: Array) -> tuple[Array, Array, Array]:
-        logits = contract("...d,ed->...e", h, router)
+        logits = route_logits(router, h)
         return *select_experts(config, logits), logits
 
     tokens = ("batch", ...)
     outs = [(tokens, (*h.shape[:-1], width)) for width in (config.num_experts_per_tok,) * 2 + router.shape[:1]]
     return on_shards(on_device, (h, router), (tokens, (None, "embed")), outs)
+
+
+def route_logits(router: Array, h: Array) -> Array:
+    """The router's logits, float32 [..., E], of h [..., D]."""
+    return contract("...d,ed->...e", h, router)
 
 
 def select_experts(config: Config, logits: Array) -> tuple[Array, Array]:

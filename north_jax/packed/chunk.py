@@ -1,4 +1,4 @@
-"""The device side of a packed chunk: embedding and places, one layer, and the logits at the end.
+"""The device side of a packed chunk: embedding and places, and its layers.
 
 Each is a function of its own so that a layer is compiled once for all layers of its kind: a chunk size then costs
 seconds to compile, not minutes. What depends on the chunk alone, not on the layer, is computed once in `begin`.
@@ -12,15 +12,18 @@ import jax
 import jax.numpy as jnp
 
 from ..config import DENSE, FULL, SLIDING, Config
+from ..kernels.device import runs_kernels
 from ..kernels.query_tiles import query_tiles
 from ..kv_cache import PAGE_SIZE, PageTables
-from ..layers import Array, Params, dense_mlp, embed, head, linear, norm, rope_frequencies
+from ..layers import Array, Params, dense_mlp, embed, norm
 from ..model import first_of_its_kind
-from ..moe import route
+from ..moe import route_logits
 from ..native import kv_write
 from .attention import packed_attention
-from .experts import packed_experts
+from .experts import routed_experts
+from .joined import joined_once, joins
 from .packing import Packed
+from .projections import project, rotated, rotation
 
 
 class Places(NamedTuple):
@@ -87,7 +90,7 @@ def begin(config: Config, embedding: Array, packed: Packed, tables: PageTables) 
     x = embed({"embed": embedding}, tokens)
     slot = places % PAGE_SIZE
     return x, Chunk(
-        *_rotation(config, position),
+        *rotation(config, position),
         valid,
         slot,
         written,
@@ -97,20 +100,6 @@ def begin(config: Config, embedding: Array, packed: Packed, tables: PageTables) 
         group(full, None),
         group(sliding, window),
     )
-
-
-def _rotation(config: Config, position: Array) -> tuple[Array, Array]:
-    """Rotary encoding of positions [T] as two factors [T, d]: of a value, and of the other value of its pair."""
-    angle = position[:, None].astype(jnp.float32) * rope_frequencies(config)  # [T, d/2]
-    sine = jnp.sin(angle)
-    return jnp.repeat(jnp.cos(angle), 2, axis=1), jnp.stack([-sine, sine], axis=-1).reshape(-1, config.head_dim)
-
-
-def rotated(x: Array, cosine: Array, sine: Array) -> Array:
-    """`layers.rotate` of x [T, heads, d] by factors of `_rotation`: in one pass, without halves to be interleaved."""
-    values = x.astype(jnp.float32)
-    swapped = jnp.flip(values.reshape(*x.shape[:-1], -1, 2), axis=-1).reshape(x.shape)
-    return (values * cosine[:, None] + swapped * sine[:, None]).astype(x.dtype)
 
 
 def layer(config: Config, like: int, params: Params, pages: Array, x: Array, chunk: Chunk) -> tuple[Array, Array]:
@@ -127,20 +116,49 @@ def layer(config: Config, like: int, params: Params, pages: Array, x: Array, chu
     Returns:
       the pages with the chunk's keys and values, and [T, D] (padding meaningless but finite).
     """
-    places = chunk.places(config, like)
+    heads, kv_heads, d = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     h = norm(config, x, params["norm"])
-    q, k, v = _project(config, like, h, params["qkv"], chunk)
-    pages = _write(pages, k, v, places, chunk)
-    tiles = (places.tiles, places.works)
-    mixed = packed_attention(
-        q, pages, places.table, tiles, chunk.offset, chunk.start, chunk.length, config.window(like)
-    )
-    attended = linear(mixed.reshape(x.shape[0], -1), params["o"])
-    mlp = params["mlp"]
-    if config.mlp_layer_types[like] == DENSE:
-        return pages, x + jnp.where(chunk.valid[:, None], attended + dense_mlp(mlp, h), 0)
-    experts, weights, _ = route(config, mlp["router"], h)
-    return pages, packed_experts(config, mlp, h, experts, weights, chunk.valid, onto=(x, attended))
+    fused = project(h, params["qkv"]).reshape(h.shape[0], heads + 2 * kv_heads, d)
+    q, k, v = jnp.split(fused, [heads, heads + kv_heads], axis=1)
+    q, k = (placed(config, like, part, chunk) for part in (q, k))
+    pages = write_pages(pages, k, v, chunk.places(config, like), chunk)
+    return pages, branches(config, like, params, pages, q, x, h, chunk)
+
+
+def branches(
+    config: Config, like: int, params: Params, pages: Array, q: Array, x: Array, h: Array, chunk: Chunk
+) -> Array:
+    """x [T, D] plus attention of q [T, H, d] to written pages plus the MLP of h [T, D]: [T, D]."""
+    places = chunk.places(config, like)
+    sparse = config.mlp_layer_types[like] != DENSE
+
+    def apart(q: Array, pages: Array, x: Array, h: Array, params: Params) -> Array:
+        mixed = packed_attention(
+            q,
+            pages,
+            places.table,
+            (places.tiles, places.works),
+            chunk.offset,
+            chunk.start,
+            chunk.length,
+            config.window(like),
+        )
+        attended = project(mixed.reshape(x.shape[0], -1), params["o"])
+        if sparse:
+            return routed_experts(config, params["mlp"], h, chunk.valid, onto=(x, attended))
+        return x + jnp.where(chunk.valid[:, None], attended + dense_mlp(params["mlp"], h), 0)
+
+    def together(q: Array, pages: Array, x: Array, h: Array, params: Params) -> Array:
+        mlp = params["mlp"]
+        logits = route_logits(mlp["router"], h)
+        works = places.table, places.tiles, places.works
+        moe = chunk.valid, params["o"], mlp["gate_up"], mlp["down"]
+        return joined_once(config, config.window(like), q, pages, *works, x, h, logits, *moe)
+
+    operands = q, pages, x, h, {name: params[name] for name in ("o", "mlp")}
+    if sparse and joins(config, q, pages, h, params["mlp"]) and runs_kernels():
+        return jax.lax.platform_dependent(*operands, cuda=together, default=apart)
+    return apart(*operands)
 
 
 def layers(
@@ -157,29 +175,18 @@ def layers(
 _layer = jax.jit(layer, static_argnums=(0, 1))  # traced once for all layers of a kind
 
 
-def _project(config: Config, like: int, h: Array, weight: Array, chunk: Chunk) -> tuple[Array, Array, Array]:
-    """`layers.project_qkv`, with the rotation's factors computed before."""
-    heads, kv_heads, d = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    fused = linear(h, weight).reshape(h.shape[0], heads + 2 * kv_heads, d)
-    q, k, v = jnp.split(fused, [heads, heads + kv_heads], axis=1)
-    if config.rope_layers[like]:
-        q, k = (rotated(part, chunk.cosine, chunk.sine) for part in (q, k))
-    return q, k, v
+def placed(config: Config, like: int, x: Array, chunk: Chunk) -> Array:
+    """Queries or keys [T, heads, d], rotated where the layer uses RoPE."""
+    return rotated(x, chunk.cosine, chunk.sine) if config.rope_layers[like] else x
 
 
-def _write(pages: Array, k: Array, v: Array, places: Places, chunk: Chunk) -> Array:
+def write_pages(pages: Array, k: Array, v: Array, places: Places, chunk: Chunk) -> Array:
     """Writes keys and values, [T, K, d] each, and clears the rest of the last pages: each token is a row of its own."""
     tokens = k.shape[0]
     k, v = (values.astype(pages.dtype)[:, None] for values in (k, v))  # [T, 1, K, d]
     pages = kv_write(pages, k, v, places.page[:tokens], chunk.slot[:tokens], chunk.written[:tokens])
     nothing = jnp.zeros((places.page.shape[0] - tokens, *k.shape[1:]), pages.dtype)
     return kv_write(pages, nothing, nothing, places.page[tokens:], chunk.slot[tokens:], chunk.written[tokens:])
-
-
-def finish(config: Config, embedding: Array, final_norm: Array, x: Array, chunk: Chunk) -> Array:
-    """The logits after each piece's last token: float32 [N, V], meaningless for no piece."""
-    last = jnp.maximum(chunk.offset + chunk.length - 1, 0)
-    return head(config, {"embed": embedding, "final_norm": final_norm}, x[last])
 
 
 def kinds(config: Config) -> list[int]:
@@ -201,6 +208,8 @@ def programs(kinds: list[int], most: int = 8) -> list[tuple[int, ...]]:
       the kinds of each run's layers.
     """
     count = len(kinds)
+    if not count:
+        return []
 
     def cut(first: int, period: int) -> list[tuple[int, ...]]:
         whole = (count - first) // period

@@ -8,7 +8,7 @@ Elsewhere the methods of `moe` run.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,11 @@ from ..kernels.device import multiprocessors, runs_kernels
 from ..kernels.grouped_matmul import grouped_matmul
 from ..kernels.placement import Placed, place_rows, places
 from ..kernels.row_moves import spread_rows, sum_rows
+from ..kernels.selection import Selected, arrange, select, selects
 from ..kernels.tiling import Tiling
-from ..kernels.work_items import sort_rows, sorted_rows, work_items
+from ..kernels.work_items import WorkItems, sort_rows, sorted_rows, work_items
 from ..layers import Array, Params
-from ..moe import run_experts
+from ..moe import route_logits, run_experts, select_experts
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,6 +95,38 @@ def packed_experts(
     return jax.lax.platform_dependent(*operands, cuda=on_hopper, default=elsewhere)
 
 
+def routed_experts(
+    config: Config, mlp: Params, h: Array, valid: Array, onto: tuple[Array, Array] | None = None
+) -> Array:
+    """`packed_experts` of the experts that the router selects: mlp has router [E, D] too.
+
+    On a Hopper GPU many tokens' experts are selected and sorted by kernels (`kernels.selection`).
+    """
+    logits = route_logits(mlp["router"], h)
+    added = onto or ()
+
+    def elsewhere(h: Array, logits: Array, valid: Array, gate_up: Array, down: Array, *onto: Array) -> Array:
+        selected = select_experts(config, logits)
+        parts = (onto[0], onto[1]) if onto else None
+        return packed_experts(config, {"gate_up": gate_up, "down": down}, h, *selected, valid, parts)
+
+    def on_hopper(h: Array, logits: Array, valid: Array, gate_up: Array, down: Array, *onto: Array) -> Array:
+        parts = (onto[0], onto[1]) if onto else None
+        return _selected_once(h, logits, valid, gate_up, down, parts, selection_of(config))
+
+    operands = (h, logits, valid, mlp["gate_up"], mlp["down"], *added)
+    if not (many(config, h, mlp) and runs_kernels()):
+        return elsewhere(*operands)
+    return jax.lax.platform_dependent(*operands, cuda=on_hopper, default=elsewhere)
+
+
+def many(config: Config, h: Array, mlp: Params) -> bool:
+    """Whether `selected_experts` takes these sizes and types, and there are enough tokens for it."""
+    tokens, count = h.shape[0], mlp["router"].shape[0]
+    few = tilings_for(tokens * config.num_experts_per_tok, count) is FEW_ROWS
+    return not few and selects(tokens, count) and applies(h, mlp)
+
+
 def applies(h: Array, mlp: Params) -> bool:
     """Whether the kernels take these sizes and types."""
     _, twice, width = mlp["gate_up"].shape
@@ -132,13 +165,109 @@ def sorted_experts(
     tilings = tilings or tilings_for(tokens * k, gate_up.shape[0])
     blocks = blocks or multiprocessors()
     columns = gate_up.shape[1], down.shape[1]
-    x, row, work = _place(h, experts, valid, gate_up.shape[0], tilings, columns, blocks, interpret)
+    placed = _place(h, experts, valid, gate_up.shape[0], tilings, columns, blocks, interpret)
+    arranged = Arranged(placed.row, placed.x.shape[0], placed.work, tilings, blocks)
+    return run_placed(placed.x, arranged, weights, gate_up, down, onto, interpret)
+
+
+class Selection(NamedTuple):
+    """How experts are selected, and their weights."""
+
+    top: int
+    softmax: bool
+    normalized: bool
+
+
+def selection_of(config: Config) -> Selection:
+    """What the configuration says."""
+    softmax = config.expert_selection_fn == "softmax"
+    return Selection(config.num_experts_per_tok, softmax, config.norm_topk_prob and not softmax)
+
+
+def selected_experts(
+    h: Array,
+    logits: Array,
+    valid: Array,
+    gate_up: Array,
+    down: Array,
+    onto: tuple[Array, Array] | None,
+    selection: Selection,
+    *,
+    tilings: ExpertTilings | None = None,
+    blocks: int | None = None,
+    interpret: Any = None,
+) -> Array:
+    """`routed_experts` on a Hopper GPU, of so many tokens and experts as `kernels.selection` takes.
+
+    Args:
+      h: [T, D].
+      logits: [T, E] float32.
+      valid: [T] bool.
+      gate_up: [E, 2I, D].
+      down: [E, D, I].
+      onto: [T, D] twice, or None.
+      selection: how experts are selected.
+      tilings: of the products, the same for both; by default those for so many assignments.
+      blocks: of the grid; by default one a multiprocessor.
+      interpret: `plgpu.InterpretGPUParams()` to run on a CPU.
+    """
+    selected, placed = select_rows(logits, valid, gate_up, down, selection, tilings, blocks, interpret)
+    x = spread_rows(h, placed.row, placed.rows, interpret=interpret)
+    return run_placed(x, placed, selected.weights, gate_up, down, onto, interpret)
+
+
+class Arranged(NamedTuple):
+    """Where rows go, and who multiplies them."""
+
+    row: Array  # [T · k] int32
+    rows: int  # of the sorted array
+    work: tuple[WorkItems, WorkItems]
+    tilings: ExpertTilings
+    blocks: int
+
+
+def select_rows(
+    logits: Array,
+    valid: Array,
+    gate_up: Array,
+    down: Array,
+    selection: Selection,
+    tilings: ExpertTilings | None = None,
+    blocks: int | None = None,
+    interpret: Any = None,
+) -> tuple[Selected, Arranged]:
+    """The first half of `selected_experts`, before rows are moved; operands as there."""
+    tokens, count = logits.shape
+    tilings = tilings or tilings_for(tokens * selection.top, count)
+    blocks = blocks or multiprocessors()
+    columns = gate_up.shape[1], down.shape[1]
+    selected = select(
+        logits, valid, selection.top, softmax=selection.softmax, normalized=selection.normalized, interpret=interpret
+    )
+    clusters = blocks // tilings.up.cluster
+    row, work = arrange(selected, tilings.up, columns=columns, blocks=clusters, interpret=interpret)
+    rows = sorted_rows(tokens * selection.top, count, tilings.up)
+    return selected, Arranged(row, rows, work, tilings, blocks)
+
+
+def run_placed(
+    x: Array,
+    arranged: Arranged,
+    weights: Array,
+    gate_up: Array,
+    down: Array,
+    onto: tuple[Array, Array] | None,
+    interpret: Any = None,
+) -> Array:
+    """Both products of rows x at their experts, and the sums; the other operands as for `sorted_experts`."""
+    row, _, work, tilings, blocks = arranged
     for matrices, items, tiling, gated in ((gate_up, work[0], tilings.up, True), (down, work[1], tilings.down, False)):
         x = grouped_matmul(x, matrices, items, tiling, gated=gated, blocks=blocks, interpret=interpret)
     return sum_rows(x, row, weights, onto, interpret=interpret)
 
 
 _lowered_once = jax.jit(sorted_experts)  # for all layers of a program: lowering a kernel takes a second
+_selected_once = jax.jit(selected_experts, static_argnums=6)
 
 
 def _place(

@@ -14,13 +14,15 @@ from ..config import Config
 from ..kv_cache import KVCache, PageTables
 from ..layers import Array, Params
 from .buckets import buckets
-from .chunk import begin, finish, kinds, layers, programs
+from .chunk import Chunk, begin, kinds, layers, programs
+from .ending import finish, last_logits
 from .packing import Packed, Piece, pack, packed_length
 
 # Of the module, so that engines of one model compile them once.
 _begin = jax.jit(begin, static_argnums=0)
 _layers = jax.jit(layers, static_argnums=(0, 1), donate_argnums=(3, 4))
-_finish = jax.jit(finish, static_argnums=0)
+_finish = jax.jit(finish, static_argnums=0, donate_argnums=4)
+_last_logits = jax.jit(last_logits, static_argnums=0)
 
 _LOWERING = threading.Lock()  # it is Python's work, and the kernels' is not said to be thread-safe
 
@@ -47,7 +49,8 @@ class PackedPrefill:
         self.lengths = buckets(most)
         self._config, self._params = config, params
         self._rows, self._entries = rows, entries
-        self._runs = programs(kinds(config))
+        *before, self._last = kinds(config)
+        self._runs = programs(before)
         self._programs: dict[int, _Programs] = {}
         self._changed = threading.Lock()
 
@@ -104,7 +107,9 @@ class PackedPrefill:
             )
             for run in sorted(set(self._runs))
         }
-        return start, layers, _finish.lower(config, params["embed"], params["final_norm"], x, chunk)
+        # Without the pages' sharding, which would commit the logits to it, and with them all that is made of them.
+        pages = jax.ShapeDtypeStruct(cache[-1].shape, cache[-1].dtype)
+        return start, layers, _finish.lower(config, *self._ends, params["layers"][self._last], pages, x, chunk)
 
     def shape_of(self, pieces: Sequence[Piece]) -> int:
         """The shortest compiled length that holds a chunk of these pieces. Raises ValueError where none does."""
@@ -114,7 +119,12 @@ class PackedPrefill:
             raise ValueError(f"a chunk of {tokens} tokens exceeds what is compiled")
         return min(fitting)
 
-    def run(self, cache: KVCache, tables: PageTables, pieces: Sequence[Piece]) -> tuple[KVCache, Array, Array]:
+    @property
+    def _ends(self) -> tuple[Array, Array]:
+        """What the head takes: the tied embedding and the final norm."""
+        return self._params["embed"], self._params["final_norm"]
+
+    def run(self, cache: KVCache, tables: PageTables, pieces: Sequence[Piece]) -> tuple[KVCache, Array]:
         """Appends pieces to their prompts.
 
         Args:
@@ -123,9 +133,27 @@ class PackedPrefill:
           pieces: at most `rows`.
 
         Returns:
-          the updated cache, the last layer's output [T, D] with each piece at its place in `pack`, and float32 logits
-          [rows, V] after the last token of each piece.
+          the updated cache, and float32 logits [rows, V] after the last token of each piece.
         """
+        programs, updated, x, chunk = self._until_last(cache, tables, pieces)
+        last = programs.finish(*self._ends, self._params["layers"][len(updated)], cache[-1], x, chunk)
+        return (*updated, last[0]), last[1]
+
+    def run_whole(self, cache: KVCache, tables: PageTables, pieces: Sequence[Piece]) -> tuple[KVCache, Array, Array]:
+        """As `run`, with the last layer of all tokens too, which is compiled when it is first asked for.
+
+        Returns:
+          the updated cache, the last layer's output [T, D] with each piece at its place in `pack`, and the logits.
+        """
+        _, updated, x, chunk = self._until_last(cache, tables, pieces)
+        last = self._params["layers"][len(updated)]
+        pages, x = _layers(self._config, (self._last,), (last,), (cache[-1],), x, chunk)
+        return (*updated, *pages), x, _last_logits(self._config, *self._ends, x, chunk)
+
+    def _until_last(
+        self, cache: KVCache, tables: PageTables, pieces: Sequence[Piece]
+    ) -> tuple[_Programs, list[Array], Array, Chunk]:
+        """The programs of a chunk of these pieces, the pages of all layers but the last, what they gave, the chunk."""
         length = self.shape_of(pieces)
         with self._changed:
             programs = self._programs[length]
@@ -140,4 +168,4 @@ class PackedPrefill:
             layers = tuple(params["layers"][number] for number in numbers)
             pages, x = programs.layers[run](layers, tuple(cache[number] for number in numbers), x, chunk)
             updated += pages
-        return tuple(updated), x, programs.finish(params["embed"], params["final_norm"], x, chunk)
+        return programs, updated, x, chunk

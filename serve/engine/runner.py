@@ -149,9 +149,12 @@ class Runner:
         """
         slots = [row.slot for row in work.rows]
         of_rows = PageTables(tables.full[slots], tables.sliding[slots])
-        self._cache, x, logits = self._prefill.run(self._cache, of_rows, _pieces(work))
+        pieces = _pieces(work)
         reported: dict[int, list[Logprobs]] = {}
-        if work.rows[0].following is not None:
+        if work.rows[0].following is None:
+            self._cache, logits = self._prefill.run(self._cache, of_rows, pieces)
+        else:
+            self._cache, x, logits = self._prefill.run_whole(self._cache, of_rows, pieces)
             reported[work.rows[0].slot] = self._report(work.rows[0], x)
         logits = self._logits_of_slots(logits, slots)
         draws = {row.slot: row.draw for row in work.rows if row.draw is not None}

@@ -11,7 +11,7 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from north_jax.attention import paged_attention
-from north_jax.kernels.paged_attention import AttentionSizes, paged_attention_kernel
+from north_jax.kernels.paged_attention import AttentionSizes, Spread, paged_attention_kernel
 from north_jax.kernels.query_tiles import NOTHING, TILE, TOKEN_ALIGN, query_tiles, tile_count
 from north_jax.kv_cache import PAGE_SIZE
 
@@ -86,6 +86,21 @@ def test_the_kernel_in_the_interpreter(prompts, window, sizes):
     assert max(case.differences(result, window)) < 0.02
 
 
+def test_rows_are_moved_meanwhile():
+    case = Prompts([(0, 70), (100, 20)], heads=2, kv_heads=1, d=64, entries=4)
+    rng = np.random.default_rng(2)
+    tokens, top, rows = 11, 3, 40
+    h = jnp.asarray(rng.normal(size=(tokens, 512)), jnp.bfloat16)
+    row = rng.permutation(rows)[: tokens * top].astype(np.int32)
+    row[2 * top : 3 * top] = rows  # a token without rows
+    interpret = plgpu.InterpretGPUParams(out_of_bounds_reads="uninitialized")
+    spread = Spread(h, jnp.asarray(row), rows)
+    result, moved = case.kernel(None, blocks=2, spread=spread, interpret=interpret)
+    assert max(case.differences(result, None)) < 0.02
+    held = row < rows
+    np.testing.assert_array_equal(np.asarray(moved)[row[held]], np.asarray(h)[np.arange(tokens * top)[held] // top])
+
+
 def test_what_does_not_fit_is_refused():
     case = Prompts([(0, 8)], heads=2, kv_heads=1, d=32, entries=1)
     with pytest.raises(ValueError, match="d of 64 or 128"):
@@ -96,10 +111,11 @@ def test_what_does_not_fit_is_refused():
         case.kernel(None, blocks=2)
 
 
-def test_it_lowers_for_cuda_without_a_gpu():
+@pytest.mark.parametrize("sizes", [AttentionSizes(), AttentionSizes(cluster=2)])
+def test_it_lowers_for_cuda_without_a_gpu(sizes):
     case = Prompts([(0, 300)], heads=8, kv_heads=1, d=128, entries=5)
     tiles = query_tiles(case.offset, case.start, case.length, tokens=case.tokens, window=128)
-    f = jax.jit(partial(paged_attention_kernel, window=128, blocks=132))
+    f = jax.jit(partial(paged_attention_kernel, window=128, blocks=132, sizes=sizes))
     assert "mosaic_gpu" in f.trace(case.q, case.pages, case.table, *tiles).lower(lowering_platforms=("cuda",)).as_text()
 
 

@@ -114,7 +114,7 @@ def matrices():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tokens", [8, 128, 520, 640, 2048, 8192])
+@pytest.mark.parametrize("tokens", [8, 128, 640, 8192])
 def test_sorted_experts_on_a_gpu(tokens, matrices):
     keys = jax.random.split(jax.random.key(tokens), 4)
     h = jax.random.normal(keys[0], (tokens, 2048), jnp.bfloat16)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,10 +11,12 @@ import pytest
 from support import tiny_config, tiny_params
 
 import north_jax
+from north_jax.forward_pass import hidden_states
 from north_jax.kv_cache import PAGE_SIZE, PagedRows, PageTables, init_cache, pages_for, ring_entries
 from north_jax.layers import rotate
 from north_jax.packed import PackedPrefill, Piece, pack
-from north_jax.packed.chunk import begin, kinds, programs, rotated
+from north_jax.packed.chunk import begin, kinds, programs
+from north_jax.packed.projections import rotated
 
 CONFIG = tiny_config()  # window 70
 LENGTH = 330
@@ -69,7 +73,7 @@ class Prompts:
             for row in rows
         ]
         tables = PageTables(*(np.asarray(table)[rows] for table in self.paged.snapshot()))
-        self.cache, _, logits = self.prefill.run(self.cache, tables, pieces)
+        self.cache, logits = self.prefill.run(self.cache, tables, pieces)
         for row in rows:
             self.position[row] += counts[row]
         right = np.stack([self.expected[row, self.position[row] - 1] for row in rows])
@@ -121,6 +125,38 @@ def test_other_rows_pages_are_left_alone(prefill, sequences, expected):
     prompts.feed(60, 0, 3)
     for i, pages in enumerate(prompts.cache):
         np.testing.assert_array_equal(before[i], np.asarray(pages)[mine[CONFIG.layer_types[i] != "full_attention"]])
+
+
+@pytest.mark.parametrize("kind", ["full", "sliding", "dense"])
+def test_the_last_layer_for_last_tokens_alone(kind):
+    """It gives the logits of the whole one, which gives every token's hidden state too; both write the same pages."""
+    layer_types = ("full_attention", "sliding_attention" if kind == "sliding" else "full_attention")
+    mlp_types = ("dense", "dense" if kind == "dense" else "sparse")
+    config = dataclasses.replace(CONFIG, num_hidden_layers=2, layer_types=layer_types, mlp_layer_types=mlp_types)
+    params = tiny_params(config)
+    tokens = np.random.default_rng(3).integers(0, config.vocab_size, (2, 100)).astype(np.int32)
+    hidden = hidden_states(config, params, tokens)
+    logits = np.asarray(north_jax.forward(config, params, tokens))
+    prefill = PackedPrefill(
+        config, params, rows=ROWS, most=CHUNK, entries=(pages_for(LENGTH), ring_entries(config, LENGTH, CHUNK))
+    )
+    caches = []
+    for run in (prefill.run, prefill.run_whole):
+        cache = tuple(jnp.full_like(p, jnp.nan) for p in init_cache(config, **PAGES, dtype=jnp.float32))
+        prefill.compile(CHUNK, cache)
+        paged = PagedRows(config, rows=2, max_context=LENGTH, max_chunk=CHUNK, **PAGES)
+        for starts, ends in (((0, 0), (80, 9)), ((80, 9), (100, 20))):
+            pieces = []
+            for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
+                paged.grow(row, start, end)
+                pieces.append(Piece(tokens[row, start:end], start))
+            cache, *x, found = run(cache, paged.snapshot(), pieces)
+            right = logits[[0, 1], [end - 1 for end in ends]]
+            assert np.abs(found[:2] - right).max() < TOLERANCE * np.abs(logits).max()
+        caches.append(cache)
+    np.testing.assert_allclose(x[0][:20], hidden[0, 80:], atol=TOLERANCE * float(jnp.abs(hidden).max()))
+    for alone, whole in zip(*caches, strict=True):
+        np.testing.assert_allclose(alone, whole, atol=TOLERANCE)
 
 
 def test_the_cache_is_updated_in_place(prefill, sequences, expected):
