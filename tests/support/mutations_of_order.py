@@ -140,16 +140,9 @@ def dense_slices_that_do_not_wait(edit: Edit):
 
 @MUTATIONS("read too early")
 def attention_that_does_not_wait(edit: Edit):
-    for task in edit.tasks(Op.ATTN_DECODE, 2):
+    for task in edit.tasks(Op.ATTN_DECODE, 0):
         task.set(slice_wait=0, slice_need=0)
-    return [edit.one(Op.ATTN_DECODE, 2), "may read QKV of layer 2"]
-
-
-@MUTATIONS("read too early")
-def attention_that_waits_for_another_layer(edit: Edit):
-    for task in edit.tasks(Op.ATTN_DECODE, 2):
-        task.set(slice_wait=edit.counter("layer 1 queries of KV head 0"))
-    return [edit.one(Op.ATTN_DECODE, 2), "may read QKV of layer 2"]
+    return [edit.one(Op.ATTN_DECODE, 0), "may read QKV of layer 0"]
 
 
 @MUTATIONS("read too early")
@@ -172,9 +165,9 @@ def routing_that_does_not_wait(edit: Edit):
 
 @MUTATIONS("read too early")
 def tile_that_arrives_for_another_head(edit: Edit):
-    first, second = edit.one(Op.QKV_PROJ, 3, row_begin=24), edit.one(Op.QKV_PROJ, 3, row_begin=56)
+    first, second = edit.one(Op.QKV_PROJ, 0, row_begin=0), edit.one(Op.QKV_PROJ, 0, row_begin=32)
     first[F.ARRIVE], second[F.ARRIVE] = second[F.ARRIVE], first[F.ARRIVE]
-    return [second, "may read QKV of layer 3"]
+    return [second, "may read QKV of layer 0"]
 
 
 @MUTATIONS("read too early")
@@ -224,7 +217,8 @@ def input_that_is_not_waited_for(edit: Edit):
 
 @MUTATIONS("read too early", "tuned")
 def routes_before_the_choices(edit: Edit):
-    task = edit.one(Op.ROUTE_FINALIZE, 2).set(wait=edit.counter("layer 2 router"), wait_need=1)
+    router = edit.counter("layer 2 router")
+    task = edit.one(Op.ROUTE_FINALIZE, 2).set(wait=router, wait_need=int(edit.needs[router]))
     return [task, "may read TOPK of layer 2"]
 
 
