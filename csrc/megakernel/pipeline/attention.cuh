@@ -25,8 +25,8 @@ namespace north_jax::megakernel::pipeline {
 constexpr int kKeysOfRow = kRowBytes / (kHeadDim * 2);  // 8
 constexpr int kKeyRows = kPageTokens / kKeysOfRow;      // 8 rows of the page for keys, then as many for values
 static_assert(2 * kKeyRows == kTileRows, "keys and values of a KV page fill a page of the ring");
-constexpr int kQueryStride = kHeadDim * 2 + 16;  // bytes of a staged head
-constexpr int kPiecesOfHead = kHeadDim / 8;      // of sixteen bytes
+constexpr int kQueryStride = kHeadDim * 2 + 16;                       // bytes of a staged head
+constexpr int kPiecesOfHead = kHeadDim / 8;                           // of sixteen bytes
 constexpr int kQueryPieces = (kQueryHeads + 2) * kPiecesOfHead / 32;  // of a lane
 static_assert((kQueryHeads + 2) * kQueryStride <= kMinStageBytes, "queries, key and value fit into a stage");
 

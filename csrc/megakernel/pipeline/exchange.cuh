@@ -1,5 +1,5 @@
-// What SMs publish for all others in every layer: queries, keys and values, router logits, and the outputs that the next
-// norm adds.
+// What SMs publish for all others in every layer: queries, keys and values, router logits, and the outputs that the
+// next norm adds.
 //
 // To order such data before an arrival takes a fence, 1.6 to 2.2 µs of every hop while weights stream. So the data says
 // itself whether it is there: before a step every word of these buffers holds kNothing, which no sum and no pair of
@@ -12,7 +12,6 @@
 #include "csrc/megakernel/pipeline/role.cuh"
 
 namespace north_jax::megakernel::pipeline {
-
 
 constexpr uint32_t kNothing = ~0u;  // in exchanged words that are not there yet: a NaN that arithmetic does not make
 
@@ -33,8 +32,7 @@ __device__ __noinline__ inline uint64_t look_again(uint64_t begin, int counter, 
 // kNothing if one of the words is.
 __device__ __forceinline__ uint32_t largest_word(const uint4& v) { return max(max(v.x, v.y), max(v.z, v.w)); }
 __device__ __forceinline__ uint32_t largest_word(const float4& v) {
-    return largest_word(
-        uint4{__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)});
+    return largest_word(uint4{__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)});
 }
 
 // As step c.step begins: clears the half of the one after it. This SM's share, by all threads of a team.

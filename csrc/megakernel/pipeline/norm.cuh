@@ -81,8 +81,8 @@ struct ResidualNorm {
     }
 
    private:
-    // x = the residual `in` + all `parts` of the attention's output + the other one's; 0 parts: the residual alone. After
-    // a fault x is anything: it has been reported, and the step ends at its next wait.
+    // x = the residual `in` + all `parts` of the attention's output + the other one's; 0 parts: the residual alone.
+    // After a fault x is anything: it has been reported, and the step ends at its next wait.
     __device__ __forceinline__ static void add_published(const Loader& r, const float* in, int at, int parts,
                                                          Values& x) {
         const float* first = r.exchanged<const float>(FIELD_INPUT_2) + at;

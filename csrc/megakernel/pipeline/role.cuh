@@ -98,8 +98,8 @@ struct Common {
     __device__ __forceinline__ static Shared& shared() { return shared_of_block(); }
     __device__ __forceinline__ int first_task() const { return shared().first_task - 1; }
 
-    // Goes on to the next task of the list that `part` takes part in; `ended` says that there was none, and that the next
-    // one is the first again. False after a fault.
+    // Goes on to the next task of the list that `part` takes part in; `ended` says that there was none, and that the
+    // next one is the first again. False after a fault.
     __device__ __forceinline__ bool next_task(Part part, bool* ended) {
         forget();
         Shared& s = shared();

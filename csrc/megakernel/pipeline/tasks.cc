@@ -24,7 +24,8 @@ int64_t place_of(const TaskLists& lists, const int32_t* task, Field field, int32
 int32_t parts_of(const int32_t* task) {
     const int32_t opcode = task[FIELD_OPCODE];
     if (opcode == ATTN_COMBINE) return kFolding;
-    if (opcode == ATTN_DECODE || takes_stages(opcode)) return kMultiplying | kStaging | (is_routed(opcode) ? kRouting : 0);
+    if (opcode == ATTN_DECODE || takes_stages(opcode))
+        return kMultiplying | kStaging | (is_routed(opcode) ? kRouting : 0);
     // The first task that takes a layer's input from global memory has it staged.
     const bool staged = is_routed(opcode) || task[FIELD_INPUT] != BUFFER_LOCAL_HIDDEN;
     if (takes_input(opcode)) return kMultiplying | (staged ? kStaging : 0) | (is_routed(opcode) ? kRouting : 0);
