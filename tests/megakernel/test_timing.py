@@ -52,7 +52,7 @@ def north(machine=H200):
 def test_calibration(variant):
     row = report.calibration_row(variant, predict_variant(variant, CONFIG))
     print(*report.calibration_table([row]), sep="\n")
-    # The constants were fitted to lists that dealt QKV by tiles of 16 rows, as the skeleton does; by rows, they are 3% off.
+    # The constants were fitted to lists that dealt QKV by tiles of 16 rows, as the skeleton does: by rows, 3% off.
     assert abs(row["error"]) < (0.03 if variant.constant else 0.10)
 
 
