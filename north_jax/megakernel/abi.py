@@ -233,7 +233,7 @@ OPERATIONS: dict[Opcode, Operation] = {
         Lane.LOADER, {F.WEIGHT, F.INPUT, F.INPUT_2, F.INPUT_3, F.SPLIT, F.OUTPUT, F.OUTPUT_2}, _BATCH, _WAIT, _ARRIVE
     ),
     # OUTPUT[:, rows] = INPUT · WEIGHT[rows]ᵀ; queries and keys rotated by ROPE at POSITION; keys and values also go to
-    # their place in POOL. Rows lie within one head.
+    # their place in POOL. Rows are queries of one KV head, or of its key or value; ARRIVE_COUNT is ROW_COUNT.
     Opcode.QKV_PROJ: _op(Lane.MATRIX, _MATRIX, {F.POOL, F.WINDOW, F.ROPE}, _WAIT, _ARRIVE),
     # OUTPUT[:, rows] = INPUT · WEIGHT[rows]ᵀ in float32.
     Opcode.ROUTER_GEMM: _op(Lane.MATRIX, _MATRIX, _WAIT, _ARRIVE),

@@ -60,6 +60,18 @@ def ranked(experts):
     return np.take_along_axis(earlier, np.minimum(experts, EXPERTS - 1), axis=1), member.sum(axis=1)
 
 
+def assert_same_lists(lists, groups, tiling, size, columns, blocks):
+    """The lists of both products are those of `work_items`; what an item without work holds besides is anything."""
+    for number, work in zip(columns, lists, strict=True):
+        right = work_items(groups, tiling, rows=size, columns=number, blocks=blocks)
+        steps = int(work.steps[0])
+        assert steps == int(right.steps[0])
+        written, dealt = (np.asarray(items)[: steps * blocks] for items in (work.items, right.items))
+        np.testing.assert_array_equal(written[:, 0], dealt[:, 0])
+        held = dealt[:, 0] != NOTHING
+        np.testing.assert_array_equal(written[held], dealt[held])
+
+
 @pytest.mark.parametrize("tiling", [Tiling(), Tiling(row_warpgroups=1, columns=128, align=8)])
 def test_arrange(expected, tiling):
     ranks, counts = ranked(expected)
@@ -68,14 +80,7 @@ def test_arrange(expected, tiling):
     groups, rows = sort_rows(jnp.asarray(expected).reshape(-1), EXPERTS, tiling)
     np.testing.assert_array_equal(row, rows)
     size = sorted_rows(COUNT * TOP, EXPERTS, tiling)
-    for columns, work in zip(COLUMNS, lists, strict=True):
-        right = work_items(groups, tiling, rows=size, columns=columns, blocks=BLOCKS)
-        steps = int(work.steps[0])
-        assert steps == int(right.steps[0])
-        written, dealt = (np.asarray(items)[: steps * BLOCKS] for items in (work.items, right.items))
-        np.testing.assert_array_equal(written[:, 0], dealt[:, 0])
-        held = dealt[:, 0] != NOTHING
-        np.testing.assert_array_equal(written[held], dealt[held])
+    assert_same_lists(lists, groups, tiling, size, COLUMNS, BLOCKS)
 
 
 def test_what_it_does_not_take():
@@ -111,11 +116,4 @@ def test_on_a_gpu(tokens, tiling):
     groups, rows = sort_rows(jnp.asarray(experts).reshape(-1), EXPERTS, tiling)
     np.testing.assert_array_equal(row, rows)
     size = sorted_rows(tokens * TOP, EXPERTS, tiling)
-    for number, work in zip(columns, lists, strict=True):
-        right = work_items(groups, tiling, rows=size, columns=number, blocks=blocks)
-        steps = int(work.steps[0])
-        assert steps == int(right.steps[0])
-        written, dealt = (np.asarray(items)[: steps * blocks] for items in (work.items, right.items))
-        held = dealt[:, 0] != NOTHING
-        np.testing.assert_array_equal(written[:, 0], dealt[:, 0])
-        np.testing.assert_array_equal(written[held], dealt[held])
+    assert_same_lists(lists, groups, tiling, size, columns, blocks)

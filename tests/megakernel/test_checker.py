@@ -42,12 +42,14 @@ def base(name: str) -> Schedule:
     config = tiny_config(hidden_size=64)
     if name == "tuned":
         return build(config, batch=2, sms=3, order=TUNED, planes=2, splits=2)
+    if name == "ahead":  # attention straight after QKV: behind the router, every SM has had to wait for all queries
+        return build(config, batch=3, sms=4, order=ORDERS["streamed-0, router 1st"])
     if name == "behind":
         return build(tiny_config(), batch=2, sms=24, planes=5)
     return build(config, batch=3, sms=4)
 
 
-@pytest.mark.parametrize("name", ["streamed", "tuned", "behind"])
+@pytest.mark.parametrize("name", ["streamed", "ahead", "tuned", "behind"])
 def test_what_faults_are_planted_in_passes(name):
     assert check(base(name)) == []
 

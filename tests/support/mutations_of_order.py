@@ -138,11 +138,18 @@ def dense_slices_that_do_not_wait(edit: Edit):
     return [task, "may read DENSE_HIDDEN of layer 0"]
 
 
-@MUTATIONS("read too early")
+@MUTATIONS("read too early", "ahead")
 def attention_that_does_not_wait(edit: Edit):
-    for task in edit.tasks(Op.ATTN_DECODE, 0):
+    for task in edit.tasks(Op.ATTN_DECODE, 2):
         task.set(slice_wait=0, slice_need=0)
-    return [edit.one(Op.ATTN_DECODE, 0), "may read QKV of layer 0"]
+    return [edit.one(Op.ATTN_DECODE, 2), "may read QKV of layer 2"]
+
+
+@MUTATIONS("read too early", "ahead")
+def attention_that_waits_for_another_layer(edit: Edit):
+    for task in edit.tasks(Op.ATTN_DECODE, 2):
+        task.set(slice_wait=edit.counter("layer 1 queries of KV head 0"))
+    return [edit.one(Op.ATTN_DECODE, 2), "may read QKV of layer 2"]
 
 
 @MUTATIONS("read too early")
@@ -163,11 +170,11 @@ def routing_that_does_not_wait(edit: Edit):
     return [task, "may read ROUTER_LOGITS of layer 2"]
 
 
-@MUTATIONS("read too early")
+@MUTATIONS("read too early", "ahead")
 def tile_that_arrives_for_another_head(edit: Edit):
-    first, second = edit.one(Op.QKV_PROJ, 0, row_begin=0), edit.one(Op.QKV_PROJ, 0, row_begin=32)
+    first, second = edit.one(Op.QKV_PROJ, 3, row_begin=0), edit.one(Op.QKV_PROJ, 3, row_begin=32)
     first[F.ARRIVE], second[F.ARRIVE] = second[F.ARRIVE], first[F.ARRIVE]
-    return [second, "may read QKV of layer 0"]
+    return [second, "may read QKV of layer 3"]
 
 
 @MUTATIONS("read too early")

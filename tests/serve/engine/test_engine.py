@@ -170,14 +170,20 @@ def test_cancel_mid_generation(engine):
     assert engine.stats().pages_used == 0
 
 
+def compiled_for_nothing(monkeypatch, module, name, static):
+    """Puts a copy in place of a module's jitted function, with a cache of its own; gives the copy."""
+    original = getattr(module, name).__wrapped__
+
+    def of_this_test(*arguments, **options):
+        return original(*arguments, **options)
+
+    fresh = jax.jit(of_this_test, static_argnames=static)
+    monkeypatch.setattr(module, name, fresh)
+    return fresh
+
+
 def test_a_started_engine_has_compiled_what_joins_prefill_and_draw(monkeypatch):
-    original = runner._of_slots.__wrapped__
-
-    def of_this_test(*arguments, slots):  # a function that nothing has been compiled for
-        return original(*arguments, slots=slots)
-
-    fresh = jax.jit(of_this_test, static_argnames="slots")
-    monkeypatch.setattr(runner, "_of_slots", fresh)
+    fresh = compiled_for_nothing(monkeypatch, runner, "_of_slots", "slots")
     started = started_engine()
     assert fresh._cache_size() == 1
     collect(started, request("plain", [5, 6]))
@@ -188,13 +194,7 @@ def test_a_started_engine_has_compiled_what_joins_prefill_and_draw(monkeypatch):
 @pytest.mark.slow
 def test_a_warm_engine_compiles_nothing_for_its_first_odd_request(monkeypatch):
     """Draws with a bias, penalties, log-probabilities or a grammar are compiled in the background."""
-    original = slot_sampler._sample.__wrapped__
-
-    def of_this_test(*arguments, reports):  # a function that nothing has been compiled for
-        return original(*arguments, reports=reports)
-
-    fresh = jax.jit(of_this_test, static_argnames="reports")
-    monkeypatch.setattr(slot_sampler, "_sample", fresh)
+    fresh = compiled_for_nothing(monkeypatch, slot_sampler, "_sample", "reports")
     warm = started_engine()
     compiled = fresh._cache_size()
     warm.warm_up()
