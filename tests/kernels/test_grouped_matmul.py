@@ -47,7 +47,7 @@ def operands(tiling, *, assignments, depth, columns, seed=0):
         (Tiling(row_warpgroups=1, columns=128, stages=2, align=8, depth=128, least=16), False, 60, 256, 128),
         (Tiling(row_warpgroups=2, columns=128, stages=3, align=16), False, 230, 192, 128),
         (Tiling(row_warpgroups=2, columns=256, stages=2, align=64), True, 150, 64, 256),
-        # Slow: on two cores the interpreter, which runs blocks as threads, may have too few for a pair and wait for ever.
+        # Slow: the interpreter runs blocks as threads; on two cores a pair may have too few and wait for ever.
         pytest.param(
             *(Tiling(row_warpgroups=2, columns=128, stages=3, align=64, cluster=2), True, 150, 128, 256),
             marks=pytest.mark.slow,
