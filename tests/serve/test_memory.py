@@ -10,7 +10,7 @@ import pytest
 from north_jax.config import Config
 from north_jax.geometries import NORTH
 from north_jax.kv_cache import cache_bytes
-from serve import server
+from serve import loading, server
 from serve.engine import memory as cache_memory
 from serve.engine.memory import MemoryPlanError
 from serve.memory import MemoryPlan, plan_memory
@@ -79,8 +79,8 @@ def test_a_start_is_refused_before_weights_are_loaded(
     for file in text_checkpoint.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "config.json").write_text(NORTH.read_text())
-    monkeypatch.setattr(server, "device_memory", lambda: int(48e9))
-    monkeypatch.setattr(server, "load_weights", lambda *_: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(loading, "device_memory", lambda: int(48e9))
+    monkeypatch.setattr(loading, "load_weights", lambda *_: pytest.fail("weights were loaded"))
     arguments = ["--model", str(tmp_path), "--random-weights", "--port", "0", "--no-compilation-cache"]
     assert server.run(parse_options(arguments)) == 1
     assert re.fullmatch(r"error: loading 60\.97 GB of weights [^\n]*\n", capfd.readouterr().err)
